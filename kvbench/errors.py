@@ -1,7 +1,8 @@
-"""Errors that reach the user, each with its exit code, and the parts of their messages.
+"""Errors that reach the user, each with its exit code, and helpers that build their messages.
 
-A message is one line: the problem, with the offending value quoted by `quote`, and the cure. The command line prints
-``error: <message>``, for `Interrupted` only the message. Any other exception is a bug (exit code 1).
+A message is one line: it states the problem, quotes the offending value with `quote`, and says what to do. The command
+line prints ``error: <message>``; for `Interrupted` it prints the message alone. Any other exception is a bug (exit code
+1).
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def quote(value: object) -> str:
 
 
 def bare(value: object) -> str:
-    """Escape a value as `quote` does, without the quotes."""
+    """Escape and shorten a value as `quote` does, but add no quotes."""
     text = str(value)
     return "".join(map(_escape, text[:200])) + ("..." if len(text) > 200 else "")
 

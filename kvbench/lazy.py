@@ -1,7 +1,7 @@
 """Imports torch when it is first used.
 
-``from kvbench.lazy import torch`` lets a method file be read for its name, options and documentation (``kvbench list``,
-usage errors) without the two seconds that importing torch takes.
+A method file writes ``from kvbench.lazy import torch``. Commands that need only the method's name, options and
+documentation, such as ``kvbench list``, then start without the two seconds that importing torch takes.
 """
 
 from __future__ import annotations

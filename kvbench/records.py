@@ -1,4 +1,7 @@
-"""Frozen records that the runner and the engine exchange: requests, and the results of finished samples. No torch."""
+"""Frozen records that the runner and the engine exchange: requests, and the results of finished samples.
+
+This file imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,8 @@ class Sampling:
 class Images:
     """The images of one prompt.
 
-    spans: for each image the prompt's tokens that stand for it, as (first, last + 1). read: a function that returns for
-    each image the model's inputs besides token ids, as {argument's name: tensor}: `pixel_values` and, in some model
+    spans: for each image, the range of the prompt's tokens that stand for it: (first, last + 1). read: a function that
+    returns one dictionary per image, {name of a model's argument: tensor}. It holds `pixel_values` and, in some model
     families, `image_grid_thw`. The model gets the tensors of several images concatenated along dimension 0.
     """
 
@@ -66,7 +69,7 @@ class Request:
 
     `max_new_tokens`: most tokens that a sample generates per turn. `max_tokens`: most tokens that a sample reads and
     generates in all turns; None: the prompt's tokens plus `max_new_tokens`. `samples`: the numbers of the samples.
-    `forced`: a continuation that the engine reads instead of drawing tokens, and whose log-probabilities it returns.
+    `forced`: a given continuation. The engine reads it instead of drawing tokens, and returns its log-probabilities.
     """
 
     task: str
@@ -86,8 +89,9 @@ class Request:
     images: Images | None = None
 
     def noise_key(self, sample: int) -> int:
-        """Return the 64-bit key of a sample's random numbers, a hash of nothing but run seed, task, question and
-        sample.
+        """Return the 64-bit key of a sample's random numbers.
+
+        The key is a hash of the run's seed, the task, the question and the sample's number, and of nothing else.
         """
         text = f"{self.seed}\x1f{self.task}\x1f{self.doc_id}\x1f{sample}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -47,12 +47,13 @@ class Registry(Generic[T]):
     """Maps names to members, which are methods, tasks or recipes. `kind`: the word for a member in messages.
 
     Members come from `package` and from the entry points of `group`, through which other distributions add members.
-    `package` is the name of a package, all of whose modules are imported on first use, or of a single module.
+    `package` names a package or a single module. It is imported when the registry is first used, with all modules of
+    the package.
 
-    families: {prefix: module}. A name ``prefix:NAME`` stands for a member that this module makes; the module is
-    imported when such a name is used. The module's function `canonical(NAME)` returns the usual spelling of NAME and
-    raises UserError for an unknown NAME; `member` takes this spelling and returns the member. The registry's `names`
-    and `items` leave these members out.
+    families: {prefix: module}. The name ``prefix:NAME`` stands for a member that the module makes; the module is
+    imported when such a name is used. The module has two functions. `canonical(NAME)` returns the usual spelling of
+    NAME, or raises UserError for an unknown NAME. `member(NAME)` takes the usual spelling and returns the member. The
+    registry's `names` and `items` do not list such members.
     """
 
     def __init__(self, kind: str, package: str, group: str, families: Mapping[str, str] | None = None) -> None:
@@ -74,7 +75,8 @@ class Registry(Generic[T]):
             for n in (name, *aliases):
                 if not _NAME.fullmatch(n):
                     raise UserError(
-                        f"{self.kind} {quote(n)}: a name may have only lower-case letters, digits, '-', '_' and '.'."
+                        f"{self.kind} {quote(n)}: a name may have only lower-case letters, digits, '-', '_' and '.', "
+                        "and begins with a letter or a digit."
                     )
                 taken = self._origin.get(n)
                 if taken is not None:
@@ -152,7 +154,7 @@ class Registry(Generic[T]):
                 owner = entry.dist.name if entry.dist else "an unknown distribution"
                 raise UserError(
                     f"{self.kind} {quote(entry.name)} of the installed package {quote(owner)} cannot be loaded: "
-                    f"{type(error).__name__}: {words(error)}. Repair or uninstall it."
+                    f"{type(error).__name__}: {words(error)}. Repair or uninstall this package."
                 ) from error
 
 

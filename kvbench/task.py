@@ -67,10 +67,9 @@ class GenSpec:
     """A task's default settings for prompts and sampling. Command-line options override single fields; rows and the
     run's record state the values used.
 
-    `max_new_tokens`: most tokens that the model generates per turn. With `truncate` "middle", a user text with more
-    tokens than a limit L loses its middle: L / 2 tokens at its start and L / 2 at its end stay. L is
-    --max-prompt-tokens; without this option L is the model's context less `max_new_tokens` and `reserve` (tokens), but
-    at most `longest`.
+    `max_new_tokens`: most tokens that the model generates per turn. With `truncate` "middle", a user text of more than
+    L tokens loses its middle and keeps L / 2 tokens at each end. L is the value of --max-prompt-tokens. Without this
+    option, L is the model's context less `max_new_tokens` and `reserve` (tokens), or `longest` if that is smaller.
     """
 
     n: int = 1
@@ -93,8 +92,8 @@ class GenSpec:
 class Output:
     """What the model generated for one sample, as `score` receives it.
 
-    `text` is the last turn's answer, `turns` holds the answers of all turns; `baseline` holds the full cache's answers
-    to the same question, for judges that compare.
+    `text` is the last turn's answer, and `turns` holds the answers of all turns. `baseline` holds the full cache's
+    answers to the same question, for judges that compare two answers.
     """
 
     text: str
@@ -110,8 +109,9 @@ class Output:
 class Score:
     """The result of scoring one sample. If the sample cannot be scored, `value` is None, never 0, and `note` says why.
 
-    `status` is then the status of its row: grader_error, judge_error, sandbox_error, or unscored if no judge was asked
-    (the user gave none, or the judge compares answers and the full cache has no answer to the question).
+    `status` is then the status of the sample's row: grader_error, judge_error, sandbox_error or unscored. "unscored"
+    means that no judge was asked: the user gave none, or the judge compares answers and the full cache has no answer to
+    the question.
     """
 
     value: float | None
@@ -128,8 +128,9 @@ class Score:
 class Manifest:
     """Where a task's data come from, and how many rows and which ids the data must have.
 
-    The data are a file in a data folder (``--data``, ``KVBENCH_DATA``), a table or raw files of a hub repository, or a
-    file at a web address. Raw files are JSON lines, one JSON list or CSV, or zip archives with such a file.
+    The data come from a data folder (``--data``, ``KVBENCH_DATA``), from a hub repository, or from a web address. A hub
+    repository has the data as a table or as raw files. A raw file is JSON lines, one JSON list or CSV, or a zip archive
+    with such a file.
     """
 
     path: str  # path of the file inside a data folder
@@ -157,7 +158,7 @@ class Manifest:
 
 
 class Reader(Protocol):
-    """The part of a model that a task may use: tokenizer, context and lengths of texts, never weights."""
+    """What a task may use of a model: its type, tokenizer, context length and token counts, but not its weights."""
 
     @property
     def context(self) -> int:
@@ -181,10 +182,11 @@ class Reader(Protocol):
 
 
 class DataSource(Protocol):
-    """Finds the data that a manifest describes: in the folder of ``--data``, in that of ``KVBENCH_DATA``, in kvbench's
-    bundled files or on the hub, in this order.
+    """Finds the data that a manifest describes.
 
-    If the user gave a folder that lacks the data, kvbench reports an error and tries no other source.
+    The sources in order are the folder of ``--data``, the folder of ``KVBENCH_DATA``, kvbench's bundled files, and the
+    hub or a web address. If the user gave a folder, only this folder is searched; if the data are not there, kvbench
+    reports an error.
     """
 
     def rows(self, task: str, manifest: Manifest) -> Sequence[Mapping[str, Any]]: ...
@@ -258,12 +260,12 @@ class Task(ABC):
 
     @property
     def gated(self) -> bool:
-        """Whether the hub shows the data only to readers who accept its terms; kvbench then must not show the data."""
+        """Whether the hub shows the data only to readers who accept terms. If so, kvbench must not show the data."""
         return bool(self.manifest and self.manifest.gated)
 
     def floor(self, budget: int, interval: int) -> float | None:
-        """Return a lower bound, over all methods, of the built-in model's main score (`headline`) at this budget and
-        interval; None if no bound is known.
+        """Return a lower bound of the built-in model's main score (`headline`) at this budget and interval, whatever
+        the method; None if no bound is known.
         """
         return None
 

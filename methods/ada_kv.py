@@ -8,10 +8,10 @@ as tables print it: ``snapkv(window=32, kernel=7)``. With budget C, and free = C
     count_h     entries of head h among the layer's best Hk * free scores
     capacity_h  (1 - floor_alpha) * count_h + floor_alpha * free, in addition to the protected entries
 
-Each head keeps its capacity_h best entries. `normalize` first multiplies a head's scores by a factor: the sum of its
-`free` largest scores, divided by the sum of all its scores. Where scores can be negative (gkv, rkv), the layer's lowest
-score is subtracted before. If `base` has budgets per layer (pyramidkv), heads share their layer's budget. The defaults
-are those of the released prediction script.
+Each head keeps its capacity_h best entries. `normalize` first multiplies the scores of a head by a factor: the sum of
+the head's `free` largest scores, divided by the sum of all scores of the head. Where scores can be negative (gkv, rkv),
+the layer's lowest score is subtracted before. If `base` has budgets per layer (pyramidkv), heads share their layer's
+budget. The defaults are those of the released prediction script.
 
 rounding=exact makes every layer's total exact (largest remainder). rounding=official follows the released code: it
 rounds floor_alpha * free down, then each head's capacity, and takes an excess over the budget back evenly.
@@ -46,15 +46,16 @@ class AdaKV(Method):
     floor_alpha: float = option(0.2, "share of the budget that is spread evenly over heads", low=0, high=1)
     normalize: bool = option(
         True,
-        "multiply a head's scores by the share of their sum that its best entries hold, as many as it would keep "
-        "with an even budget",
+        "multiply a head's scores by the share of their sum that its n largest scores have; n: the entries that the "
+        "head would keep with an even budget",
     )
     floor: Literal["mix", "guarantee"] = option(
         "mix", "floor_alpha is a part of every head's capacity (mix) or a minimum (guarantee)"
     )
     rounding: Literal["exact", "official"] = option(
         "exact",
-        "capacities become whole numbers: exact, by largest remainder; official, as in the released code (floor=mix)",
+        "how capacities become whole numbers (floor=mix). exact: by largest remainder; official: as in the released "
+        "code",
     )
 
     def __post_init__(self) -> None:
@@ -66,7 +67,7 @@ class AdaKV(Method):
             (lambda inner: isinstance(inner, AdaKV), "another method than ada-kv"),
             (lambda inner: not inner.takes_budget, "a method that takes a budget"),
             (lambda inner: inner.scope != "head" or inner.joint, "a method whose heads do not share a budget already"),
-            (lambda inner: RANK in inner.columns(), "a method whose scores compare between heads"),
+            (lambda inner: RANK in inner.columns(), "a method whose scores can be compared between heads"),
         )
 
     @cached_property

@@ -18,11 +18,11 @@ most C). It also has a rule for decoding, which the paper's experiments do not u
 many entries as the first eviction left there, chosen by the pooled attention of the newest query.
 
 `compat=reference` reproduces two more properties of the released code. While decoding, the cache stays in score order,
-so pooling runs over neighbours in rank. And with `cascade`, each time the model has computed the prompt's entries in
-a further layer, the budget of all L layers is divided among the layers so far, and each is evicted down to its share.
-If an upper layer cannot fill its budget, the rest goes to the layers below. These were evicted before and cannot get
-entries back, so after the prompt they hold less than their budgets. They grow to their budgets while decoding. Without
-`cascade`, every layer gets its final budget at once.
+so pooling runs over neighbours in rank. And with `cascade`, layers are evicted while the prompt is read. Each time the
+model has computed the prompt's entries in a further layer, the budget of all L layers is divided among the layers
+computed so far. Each of these layers is then evicted down to its share. If an upper layer cannot fill its budget, the
+layers below get the rest. They were evicted before and cannot get entries back, so after the prompt they hold less than
+their budgets, and grow to them while decoding. Without `cascade`, every layer gets its final budget at once.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class CAKE(Method):
     tau2: float = option(1.0, "the shift enters a layer's preference to the power 1 / tau2", above=0)
     kernel: int = option(5, "average-pooling width, 1 for none", low=1, odd=True)
     rounding: Literal["exact", "official"] = option(
-        "exact", "layer budgets become whole numbers: exact, by largest remainder; official, as in the released code"
+        "exact",
+        "how layer budgets become whole numbers. exact: by largest remainder; official: as in the released code",
     )
     decode: bool = option(False, "evict while decoding too, by the newest query's attention")
     compat: Literal["none", "reference"] = option(

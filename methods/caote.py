@@ -6,7 +6,8 @@ arXiv 2504.14051. If token j with attention a_j and value v_j is removed, the ou
     c_j = a_j / (1 - a_j) * |o - v_j|_2
 
 form=mean     score c_j, with one averaged row a per KV head: the newest `window` queries attend to all older entries
-              (the softmax excludes the window); mean over queries and group, then pooling, then at least 1e-6.
+              (the softmax excludes the window). a is a mean over queries and group, then pooled, then raised to at
+              least 1e-6.
 form=squared  DropKV (openreview.net/forum?id=UVbaJoD3Qa), after the prompt only: each query of the window has its own
               row a and its own output o, and attends to all entries. Score: sum over the window, mean over the group,
               of (a_j / (1 - a_j + 1e-6))^2 |o - v_j|^2, then pooling over all entries.

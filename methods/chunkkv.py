@@ -3,17 +3,19 @@
 Paper: Liu et al., ChunkKV: Semantic-Preserving KV Cache Compression for Efficient Long-Context LLM Inference,
 arXiv 2502.00299.
 
-The option `base` names another method (its name, or its name with options as tables print it), which gives the scores,
-the protected tokens and the time of eviction. With c = `chunk`, the tokens at positions i c ... (i + 1) c - 1 form a
-chunk. Its score is the mean of the base's scores over its entries in all heads of the layer; entries that the base
-protects do not count, and a chunk with a protected entry comes before all others. The best chunks stay. Of the chunk in
-which the budget ends, each head keeps the entries with the base's best scores; so with a single chunk the base decides
-alone. `whole=true` drops that chunk: fewer entries than the budget may stay, but no part of a chunk. A part stays only
-if the best chunk alone exceeds the budget, or if the chunks that fit do not hold all protected entries. Defaults:
-chunks of 20 tokens and snapkv as in kvpress; the paper has chunks of 10.
+The option `base` names another method: its name, or its name with options as tables print it. The base gives the
+scores, the protected tokens and the time of eviction. With c = `chunk`, the tokens at the positions from i c to
+(i + 1) c - 1 form a chunk. The score of a chunk is the mean of the base's scores over the chunk's entries in all heads
+of the layer, without the entries that the base protects. Chunks with a protected entry come before all others. The best
+chunks stay.
 
-Traps of kvpress: it keeps a number of chunks, and counts the short last chunk as a full one, so it does not keep
-exactly the budget's number of tokens. It sums raw scores over heads, so heads with large scores decide; this file does
+Where the budget ends inside a chunk, each head keeps the entries of this chunk with the base's best scores. So with a
+single chunk the base decides alone. `whole=true` drops this chunk, so fewer entries than the budget may stay. Even then
+a part of a chunk stays if the best chunk alone exceeds the budget, or if the chunks that fit do not hold all protected
+entries. Defaults: chunks of 20 tokens and snapkv as in kvpress; the paper has chunks of 10.
+
+Traps of kvpress: it keeps a number of chunks and counts the short last chunk as a full one, so the number of tokens
+that stay is not exactly the budget. It sums raw scores over heads, so heads with large scores decide; this file does
 too. In the paper the next layers reuse a layer's choice; kvpress and this file do not.
 """
 

@@ -1,4 +1,4 @@
-"""criticalkv: a part of the budget by the scores of `base`, the rest by score times the norm of the projected value.
+"""criticalkv: keep some entries by the scores of `base`, the others by score times the norm of the projected value.
 
 Paper: Feng et al., Identify Critical KV Cache in LLM Inference from an Output Perturbation Perspective,
 arXiv 2502.03805. The two stages bound how much eviction changes the output of attention.
@@ -17,9 +17,10 @@ Bases that give heads or layers different budgets, such as ada-kv and pyramidkv,
 Defaults: rho 0.5, epsilon 1e-4, floor_alpha 0.2 as in paper and kvpress; window 32 as in the authors' code (kvpress
 64). As in kvpress, epsilon is added to an entry's mean score per query: its score divided by the number of queries in
 the base's window. If scores are negative, the layer's lowest is subtracted from all.
-Traps: protected entries use up stage 1: if rho C_h is below the window, stage 1 chooses no other entry
-(`window_in_stage1=false` begins stage 1 after the window). Epsilon is as large as the scores of long prompts, so it
-decides among tokens with little attention. If a layer gates the output of attention, the norm ignores the gate.
+
+Traps: protected entries count in stage 1. If rho C_h is below the window, stage 1 therefore chooses no other entry;
+with `window_in_stage1=false`, protected entries do not count there. Epsilon is as large as the scores of long prompts,
+so it decides among tokens with little attention. If a layer gates the output of attention, the norm ignores the gate.
 """
 
 from __future__ import annotations
@@ -56,7 +57,10 @@ class CriticalKV(Method):
         check_base(
             self,
             (lambda inner: not inner.takes_budget, "a method with a budget"),
-            (lambda inner: inner.scope != "head" or inner.joint, "a method whose layers know the budget of each head"),
+            (
+                lambda inner: inner.scope != "head" or inner.joint,
+                "a method that sets each head's budget within its layer",
+            ),
             (lambda inner: not {VALUE_NORM, RANK}.isdisjoint(inner.columns()), "a method that scores every entry"),
         )
 

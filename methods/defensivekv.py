@@ -4,21 +4,21 @@ Paper: Feng et al., Taming the Fragility of KV Cache Eviction in LLM Inference, 
 
 The last w = `window` queries of the prompt attend to all entries. Per KV head, entry j before the window gets
 
-    m_j   maximum over group and window of its attention; each query's row is first pooled along the text and scaled to
-          the sum that it had before pooling
+    m_j   maximum over group and window of the attention to j. Before, each query's row of attention is pooled along the
+          text, and scaled so that its sum is as before pooling.
     s_j = max(m_j, mean of m) * n_j / (sum of n_j over the KV heads)
 
-n_j is the norm of criticalkv: mean over the group of |v_j W_O^h|_1. Some entries are forced to stay: in the order of
-mean attention, the best entries whose attention adds up to less than `mass` minus a bias; but at most
+n_j is the norm of criticalkv: mean over the group of |v_j W_O^h|_1. Some entries are forced to stay: the entries of a
+head with the most mean attention, as many as together get less than `mass` minus a bias. Their number is at most
 int((N - w) C / N) - w, with N entries in the head and budget C. Forced entries and the window get the score of the
 layer's best entry. The heads of a layer share its budget (Ada form); with level=model (Layer-DefensiveKV) the heads of
-all layers do. No head has a minimum.
+all layers share one budget. No head has a minimum.
 
 bias=released is the attention to the w entries before the window, a mean over queries and heads: the released code
 removes the window first, and then takes the last w remaining entries for the window. bias=window is the attention to
-the window. norm=heads is the released code's too, although values then have no effect with one KV head; norm=tokens
-divides n_j by its sum over the entries. Defaults: window 32, average pooling of 5, mass 0.9. Trap: if
-int((N - w) C / N) is below w, the released limit on forced entries is negative and forces nearly all; here it is 0.
+the window. norm=heads follows the released code; with one KV head, values then have no effect. norm=tokens divides n_j
+by its sum over the entries. Defaults: window 32, average pooling of 5, mass 0.9. Trap: if int((N - w) C / N) is below
+w, the released limit on forced entries is negative and forces nearly all; here the limit is then 0.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class DefensiveKV(Method):
     window: int = option(32, "last queries of the prompt that vote and always stay", low=1)
     kernel: int = option(5, "average-pooling width, 1 for none", low=1, odd=True)
     level: Literal["layer", "model"] = option("layer", "entries compete over the heads of each layer, or of the model")
-    mass: float = option(0.9, "force a head's best entries until their attention is mass less bias", low=0, high=1)
+    mass: float = option(
+        0.9, "a head's best entries are forced to stay until their attention is mass less bias", low=0, high=1
+    )
     bias: Literal["released", "window", "off"] = option(
         "released", "what is subtracted from mass: attention to the entries before the window, to the window, or 0"
     )

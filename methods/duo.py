@@ -3,18 +3,18 @@
 Paper: Xiao et al., DuoAttention: Efficient Long-Context LLM Inference with Retrieval and Streaming Heads,
 arXiv 2410.10819.
 
-A trained number alpha says how much a KV head needs its whole cache. Of all layers' heads together, those with the
-smallest alpha become streaming heads: they keep `sinks` + `recent` entries after the prompt and while decoding; with
-`--prefill chunked` also while the prompt is read.
+A trained number alpha says how much a KV head needs its whole cache. The heads of all layers with the smallest alpha
+become streaming heads. A streaming head keeps `sinks` + `recent` entries after the prompt and while decoding; with
+`--prefill chunked` also while the prompt is read. The other heads are retrieval heads.
 
     sparsity=S   at least a share S of the heads streams, as in the paper. The method then takes no budget.
     otherwise    the largest number R of retrieval heads that fits the budget C right after a prompt of P tokens:
                  R P + (heads - R) (sinks + recent) <= heads C. This choice of heads holds for the whole sequence. If
                  sinks + recent > C and P > C, all heads stream, with sinks and recent shrunk in proportion.
 
-Retrieval heads also keep all generated entries, so the cache is unbounded; the budget grows by one entry per token.
-Defaults: sinks 64, recent 256, as deployed in the paper. In the released code the heads with alpha above a quantile are
-retrieval heads; kvpress rounds the number of heads.
+Retrieval heads also keep all generated entries, so the cache is unbounded: the budget grows by one entry per generated
+token. Defaults: sinks 64, recent 256, as deployed in the paper. In the released code the heads with alpha above a
+quantile are retrieval heads; kvpress rounds the number of heads.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ The newest entries always stay. To drop n of the others, the 2 n entries with th
 to drop the n largest (`sampling=false`) or to draw from all entries. The draw is a hash of sample, eviction, layer,
 head and position.
 
-The newest entries are the L tokens since the last eviction, in the paper 256 of a budget of 1024 or more (128 in its
-evaluation code). If L is more than a quarter of the budget, which does not occur in the paper, the newest quarter of
-the budget stays. `recent` sets another number.
+The newest entries are those of the L tokens since the last eviction. In the paper L is 256, in its evaluation code 128,
+at a budget of 1024 or more. If L is more than a quarter of the budget, which does not occur in the paper, only a
+quarter of the budget stays as the newest entries. `recent` sets another number.
 
 The released evaluation overwrites the decayed sum of attention with the plain sum; `compat=reference` reproduces this.
 The released code has a layer norm that it never applies, and fails if fewer than 2 n entries compete; here all of these
@@ -51,7 +51,8 @@ class ForesightKV(Method):
     scorer: str = option("auto", "file with the trained scorer; auto: foresightkv.safetensors beside the model")
     features: Literal["paper6", "released8", "attn"] = option(
         "paper6",
-        "features the scorer reads: key, value and 6 (paper6) or 8 (released8) of attention; attn: those 6 alone",
+        "what the scorer reads. paper6: key, value and 6 features of attention; released8: key, value and 8 features "
+        "of attention; attn: the 6 features of attention alone",
     )
     recent: int | None = option(
         None, "newest tokens that always stay; none: the smaller of interval and a quarter of the budget", low=1

@@ -8,12 +8,12 @@ the forms of `kvbench.eviction.terms.window_vote`. Ranking: lam F_j - (1 - lam) 
 divided by its maximum in a head.
 
 Defaults: window 16, form max, alpha 0.8, lam 0.5, as in the released scripts (the released class has window 8 and lam
-0.1). Other forms of the released code: `redundancy=false` ranks by F; `kernel` pools F for ranking only (SnapKV +
-global); `gamma` adds gamma * std over the window's queries to the local score ("attention shift", after CAKE; the code
-uses gamma 200); `form=local` keeps no memory, and with `norm=false` gives the code's plain local score.
+0.1). Other forms of the released code are options. `redundancy=false` ranks by F alone. `kernel` pools F for ranking
+only (SnapKV + global). `gamma` adds gamma * std over the window's queries to the local score ("attention shift", after
+CAKE; the code uses gamma 200). `form=local` keeps no memory; with `norm=false` it gives the code's plain local score.
 
-For a key without a similar key, the released PyTorch code sets its similarity to entry 0 to 0 (`compat=reference`); the
-released Triton kernel, followed here, changes nothing.
+If a key has no similar key, the released PyTorch code sets the key's similarity to the first entry to 0
+(`compat=reference`). The released Triton kernel, followed here, changes nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class GKV(WindowVote):
     window: int = option(16, "newest queries that vote and always stay", low=1)
     form: Literal["max", "mean", "sum", "local"] = option(
         "max",
-        "score F from local score s and F' of the previous eviction: max: the larger of alpha F' and s; "
+        "score F from local score s and from F' at the previous eviction. max: the larger of alpha F' and s; "
         "mean: alpha F' + (1 - alpha) s; sum: alpha F' + s; local: s",
     )
     alpha: float = option(0.8, "factor of an entry's score at the previous eviction", above=0, high=1)
@@ -52,7 +52,7 @@ class GKV(WindowVote):
         0.0, "weight, in the local score, of the attention's standard deviation over the window", low=0
     )
     compat: Literal["none", "reference"] = option(
-        "none", "released PyTorch code: a key without a similar key gets similarity 0 to the first entry"
+        "none", "reproduce the released PyTorch code: a key without a similar key gets similarity 0 to the first entry"
     )
 
     def __post_init__(self) -> None:

@@ -9,13 +9,13 @@ group. A^h_ij is the attention of query i in head h to entry j, with the full ca
     within=max     score_j = max over later i of mean over h of A^h_ij
     within=mean    score_j = max over blocks t' >= t of mean over i in block t', h of A^h_ij
 
-A block is the tokens between two evictions, and t the block that follows this eviction; `within=mean` is the paper's
-score. The mean over a long block hides an entry that a single query needs. With `within=mean`, methods that do not know
-the future can therefore do better than golden (docs/replay.md has the figures). A yardstick must not depend on the
-interval, so the default is `max`.
+A block is the tokens between two evictions, and block t follows this eviction. `within=mean` is the paper's score. The
+mean over a long block hides an entry that a single query needs. With `within=mean`, methods that do not know the future
+can therefore do better than golden (docs/replay.md has the figures). A yardstick must not depend on the interval, so
+the default is `max`.
 
-In the paper the oldest C of C + L entries compete, and the newest L, the tokens since the last eviction, stay. With L
-at or above the budget no choice would be left, and the oracle knows the future of the newest entries too. So here all
+In the paper the newest L entries, the tokens since the last eviction, stay; the C older ones compete (C: the budget).
+If L were at least C, no choice would be left. The oracle also knows the future of the newest entries. So here all
 entries compete; `recent` sets how many of the newest stay.
 
 golden is greedy and considers attention only, head by head: a strong yardstick, but not an optimum.

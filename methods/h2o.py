@@ -9,8 +9,8 @@ Default: half of the budget is for recent tokens, as in the paper.
 
 The released code evicts at every step and needs one KV head per query head; kvbench takes the group's mean.
 `reduce_g=max` keeps a sum per query head and takes their maximum, as an option of KVCache-Factory does; `group` must
-then state the number of query heads per KV head. Other repositories call different methods "H2O": that of R-KV
-scores by the last query only, that of KVCache-Factory adds nothing to the sums while decoding, and that of G-KV is
+then state the number of query heads per KV head. Other repositories call different methods "H2O". That of R-KV scores
+by the last query only. That of KVCache-Factory adds nothing to the sums while decoding. That of G-KV is
 `gkv form=sum window=1 redundancy=false`.
 """
 

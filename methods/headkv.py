@@ -3,8 +3,8 @@
 Paper: Fu et al., Not All Heads Matter: A Head-Level KV Cache Compression Method with Integrated Retrieval and
 Reasoning, arXiv 2410.19258.
 
-A table estimated beforehand gives every query head an importance. With base = C - window, every KV head puts
-floor(base / beta) entries into a pool, keeps the others, and gets back a share pi_h of the pool:
+A table estimated beforehand gives every query head an importance. With budget C, let base = C - window. Every KV head
+puts floor(base / beta) entries into a pool, keeps the others, and gets back a share pi_h of the pool:
 
     capacity_h = base - floor(base / beta) + pi_h floor(base / beta) L Hk
 

@@ -2,13 +2,13 @@
 
 Paper: Jegou and Jeblick, KVzap: Fast, Adaptive, and Faithful KV Cache Pruning, arXiv 2601.07891 (NVIDIA/kvpress).
 
-A surrogate per layer (`kvbench.eviction.terms.surrogate`) reads the input of the layer's attention when a token is
-read, and predicts for every KV head the logarithm of the entry's worth. No attention is computed, and the prediction
-never changes. The newest `recent` tokens always stay.
+Each layer has such a network, its surrogate (`kvbench.eviction.terms.surrogate`). When a token is read, the surrogate
+reads the input of the layer's attention. For every KV head it predicts the logarithm of the entry's worth. No attention
+is computed, and the prediction never changes. The newest `recent` tokens always stay.
 
     strategy=fixed_budget   the best entries stay, of the whole model, of a layer or of a head (`level`)
-    strategy=threshold      an entry is evicted at a tick if its score is below `threshold`, once its token is not among
-                            the newest `recent`; no budget
+    strategy=threshold      no budget: at every tick, entries with a score below `threshold` are evicted, except those
+                            of the newest `recent` tokens
 
 Defaults: threshold -4 and recent 128 as in the released example. `kvbench train kvzap` trains surrogates for a model
 with the scores of `kvzip` as targets; `kvbench weights import` imports published ones (nvidia/KVzap-...).

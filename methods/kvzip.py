@@ -2,9 +2,10 @@
 
 Paper: Kim et al., KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction, arXiv 2505.23416.
 
-After prefill, the prompt is divided into chunks. A probe per chunk runs against the full cache: "Repeat the previous
-context exactly." (from the second chunk on "Repeat the part of the previous context exactly, starting with " and the
-last `postfix` tokens of the previous chunk), the tokens that open the assistant's turn, and the chunk itself. Score:
+After prefill, the prompt is divided into chunks. A probe per chunk runs against the full cache. It consists of an
+instruction, the tokens that open the assistant's turn, and the chunk itself. For the first chunk the instruction is
+"Repeat the previous context exactly.". For later chunks it is "Repeat the part of the previous context exactly,
+starting with " and the last `postfix` tokens of the previous chunk. Score:
 
     zip_j = max over query heads of the group and over the probe's queries of
             softmax over [sinks, this chunk, the probe's own keys up to the query]
@@ -13,8 +14,8 @@ for the keys j of that chunk only. Defaults: chunk 2000, postfix 8, one competit
 that always stay (as in kvpress).
 
 The released code evicts before the question is read (here `--compress query-agnostic`; otherwise entries of the
-question compete too) and always keeps the system prompt. With a budget of n entries, it keeps only entries that score
-strictly above the n-th: n - 1 entries, or fewer with ties.
+question compete too) and always keeps the system prompt. With a budget of n entries, the released code keeps only
+entries that score strictly above the n-th best: n - 1 entries, or fewer with ties.
 """
 
 from __future__ import annotations

@@ -47,7 +47,9 @@ class LagKV(Method):
     lag: int = option(128, "entries in a partition; at least this many of the newest always stay", low=2)
     value_weight: float = option(1.0, "weight of the value's score; that of the key's is 1", low=0)
     cross: bool = option(False, "compare scores between partitions, not ranks (form=budget)")
-    form: Literal["budget", "rate"] = option("budget", "rate: no budget, every partition keeps the share keep")
+    form: Literal["budget", "rate"] = option(
+        "budget", "budget: evict to the budget; rate: no budget, every partition keeps the share keep"
+    )
     keep: float = option(0.2, "share of a partition that stays (form=rate)", low=0, high=1)
 
     @property

@@ -11,8 +11,8 @@ of the draft and of the last `w2` prompt tokens score the full prompt:
 The draft is then dropped, and generation starts from the evicted prompt. The last `w2` tokens stay. Defaults: n 8, w2 8
 (the paper's LAQ++; `w2=0` is LAQ), kernel 7, inner SnapKV with a window of 32.
 
-The released code keeps separate entries for every query head, and masks the prompt's last keys for drafted
-queries as if these keys were the draft's; here drafted queries see the whole prompt.
+The released code keeps separate entries for every query head. It also hides the prompt's last keys from drafted
+queries, as if they were the draft's keys; here drafted queries see the whole prompt.
 """
 
 from __future__ import annotations

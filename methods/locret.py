@@ -9,10 +9,9 @@ fill the budget. The prompt is evicted; with `decode`, generated tokens are too.
 
 Defaults: recent 100, as in the release. `kvbench train locret` trains heads for a model.
 
-Traps of the released code: while it reads chunks it keeps the newest 2,500 tokens ("stabilizers"), which may exceed
-the budget; its last 100 tokens come on top of the budget (here they are part of it); it learns logits before the
-softmax, whose level differs between heads, so heads must not share a budget; it fixes the number of outputs per layer
-at 8.
+Traps of the released code: while it reads chunks it keeps the newest 2,500 tokens ("stabilizers"), which may exceed the
+budget. Its last 100 tokens come on top of the budget; here they are part of it. It learns logits before the softmax;
+their level differs between heads, so heads must not share a budget. It fixes the number of outputs per layer at 8.
 """
 
 from __future__ import annotations

@@ -3,14 +3,14 @@
 Paper: LookaheadKV, arXiv 2603.10899, Algorithm 2.
 
 After the prompt the model reads n learned embeddings from the weights file as if they were further tokens. A low-rank
-adapter acts on these tokens only, so the prompt's keys and values are the plain model's. Once, after the prompt,
-the attention of the learned tokens ranks the prompt's entries:
+adapter acts on these tokens only, so it does not change the prompt's keys and values. The attention of the learned
+tokens ranks the prompt's entries, once:
 
     s_j = mean over the n learned tokens of softmax( q . k / sqrt(D) )_j,  over prompt and learned tokens
 
-The learned tokens are then dropped, and the plain model decodes. The paper does not say how the query heads of a group
-are reduced (here by the mean), nor whether to pool (no) or to protect a window (no); all three are options.
-`kvbench train lookaheadkv` makes the weights; no code was released.
+The learned tokens are then dropped, and the plain model decodes. The paper leaves three things open, which are options
+here: how the query heads of a group are reduced (default: mean), the width of pooling (default: none) and how many of
+the newest tokens stay (default: none). `kvbench train lookaheadkv` makes the weights; no code was released.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ def _shapes(model: Sizes) -> Shapes:
 
 def _misfit(tensors: Mapping[str, torch.Tensor], model: Sizes) -> str:
     if {"embeddings", "scaling"} - tensors.keys():
-        return "embeddings or scaling are missing"
+        return "the tensor 'embeddings' or 'scaling' is missing"
     if tensors["embeddings"].shape[-1] != model["hidden_size"]:
-        return f"embeddings have {tensors['embeddings'].shape[-1]} numbers, the model's {model['hidden_size']}"
+        return f"embeddings have size {tensors['embeddings'].shape[-1]}, those of the model {model['hidden_size']}"
     alone = {name[2:] for name in tensors if name[:2] in ("A.", "B.")}
     half = [name for name in sorted(alone) if f"A.{name}" not in tensors or f"B.{name}" not in tensors]
     return f"the adapter of {half[0]} lacks one of its two matrices" if half else ""

@@ -4,21 +4,21 @@ Paper: Yang et al., PyramidInfer: Pyramid KV Cache Compression for High-throughp
 
 Score of a token: softmax attention of the newest `window` queries over all entries; a mean over these queries, with
 weights that rise evenly from 1 to `rise`, and over all query heads. All heads of a layer keep the same tokens: the
-first `sinks`, the newest `window`, and the best of those that the layer below keeps. L layers evict; layer l + 1 keeps
-of the tokens that layer l keeps the share
+first `sinks`, the newest `window`, and the best of those that the layer below keeps. L layers evict, from layer 0. Of
+the tokens that layer l keeps, layer l + 1 keeps the share
 
     r_l = decay + (1 - decay) (1 + cos(pi l / L)) / 2
 
-so the layers' numbers of tokens are proportional to 1, r_0, r_0 r_1, ... Their mean is the budget; they are rounded to
-whole numbers by largest remainder; no layer keeps more tokens than the prompt has.
+So the layers keep numbers of tokens in the proportion 1, r_0, r_0 r_1, ... The mean of these numbers is the budget, and
+largest remainders make them whole numbers. No layer keeps more tokens than the prompt has.
 
 Defaults: decay 0.9, rise 1.2 and 4 sinks as in the released configuration for Llama 2. There the newest fifth of the
 prompt's queries vote, here the newest 32.
 
-Traps: the released code has no budget, only the shares r_l; it applies them while the prompt is read, so upper layers
-never see a token that a lower layer drops (here they see the whole prompt); the schedule `linear` is overwritten by the
-constant `decay`; prompts below 64 tokens stay whole; of every 16 generated tokens it drops only a share, so the
-cache grows (here all generated tokens stay).
+Traps: the released code has no budget, only the shares r_l. It applies them while the prompt is read, so upper layers
+never see a token that a lower layer drops; here they see the whole prompt. Its schedule `linear` is overwritten by the
+constant `decay`. Prompts below 64 tokens stay whole. Of every 16 generated tokens it drops only a share, so the cache
+grows; here all generated tokens stay.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class PyramidInfer(Method):
     sinks: int = option(4, "first tokens that always stay", low=0)
     decay: float = option(
         0.9,
-        "share of a layer's kept tokens that the next layer keeps: from layer to layer it falls from 1 towards decay",
+        "least share of a layer's tokens that the next layer keeps; from layer to layer the share falls from 1 towards "
+        "it",
         low=0,
         high=1,
     )

@@ -3,9 +3,9 @@
 The score is a hash of sample, eviction, layer, head and position, so results do not depend on the batch.
 Default: the newest 16 stay. Without them a model loses its current sentence, and the baseline would measure that loss.
 
-`prompt` protects the prompt too, as in Random Attention (arXiv 2609.03430), whose R newest tokens are `recent` here and
-whose eviction interval is R. With budget C, it protects at most the first P tokens of the
-prompt, where P is the smaller of the prompt's length and C - recent - 1:
+`prompt` protects the prompt too, as in Random Attention (arXiv 2609.03430). There the R newest tokens stay, and R is
+also the eviction interval; here R is `recent`. Let C be the budget, and P the smaller of the prompt's length and
+C - recent - 1. At most the first P tokens of the prompt are protected:
 
     all   these P tokens stay (the paper's `random_pp`)
     cap   of these P, the first `cap` tokens stay, and every second one after them (the paper's `random_pcap`)

@@ -10,15 +10,15 @@ betas are comparable: `tie=layers` in the released code, `tie=layers_and_heads` 
 Of the whole model's entries the L Hk C with the highest scores stay (L layers, Hk KV heads, budget C); with
 `level=layer` the heads of each layer compete for Hk C. No head is left empty. `floor` guarantees every head its best
 `floor` entries. The other entries of a head compete with shifted scores: the entry of rank r > floor competes with the
-score of the entry of rank r - floor. This equals the released code, which counts how many of the best L Hk (C - floor)
-entries are in a head, and adds the floor to this count.
+score of the entry of rank r - floor. The result equals that of the released code. It counts how many of the best L Hk
+(C - floor) entries are in a head, and adds the floor to this count.
 
 With `strategy=threshold` there is no budget: at every tick each head keeps its best entry and those with G of at least
 `threshold`. The released code has this option too; there a head may end up empty.
 
-Defaults: horizon 1 as in the released code (the paper does not state it), floor 0, threshold 0.8 as in its benchmark of
-images. The released code calls the horizon `lookahead_steps`; that benchmark sets it to 2. Ages in the released code
-are larger than here, by one for n = 1 and by two for n > 1; the option `age_offset` adds this difference.
+Defaults: horizon 1 as in the released code (the paper does not state it), floor 0, and threshold 0.8 as in the code's
+benchmark of images. The released code calls the horizon `lookahead_steps`; that benchmark sets it to 2. Ages in the
+released code are larger than here, by one for n = 1 and by two for n > 1; the option `age_offset` adds this difference.
 `kvbench train retention` trains gates; `kvbench weights import` imports published ones.
 """
 

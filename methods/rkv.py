@@ -7,14 +7,15 @@ all keys j of the mean cosine similarity between key j and every other key i. Bu
 recent key j that is similar to it (cosine > threshold), if there is one: in j's mean this similarity counts as 0.
 Defaults: window 8, kernel 7, threshold 0.5, lam 0.1 as in the README (the released class and script have 0.07).
 
-In the paper similarities below the threshold count as 0; the released code, followed here, keeps them, and a key
-spares one at most. `compat=reference` reproduces the rest of the code: the cache stays in score order, so pooling and
-"most recent" go by rank; a key without a similar key spares the first entry of the cache; and the method is called
-already at exactly the budget. Not reproduced: the code scores every sequence of a batch with the redundancy of the
+In the paper similarities below the threshold count as 0; the released code, followed here, keeps them, and a key spares
+one at most. `compat=reference` reproduces the rest of the code: the cache stays in score order, so pooling and "most
+recent" go by rank; a key without a similar key spares the first entry of the cache; and the method also runs when the
+cache holds exactly its budget. Not reproduced: the code scores every sequence of a batch with the redundancy of the
 first.
 
-`global_score=max|mean|sum` replaces I by the global score of G-KV (`kvbench.eviction.terms.window_vote`), pooled. This
-I is at most about 1 while R sums to 1, so R is divided by its head's maximum too, as in G-KV.
+`global_score=max|mean|sum` replaces I by the global score of G-KV (`kvbench.eviction.terms.window_vote`), pooled. The
+global score is at most about 1 per entry, but R sums to 1 over a head. So R is divided by its maximum in the head, as
+in G-KV.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class RKV(WindowVote):
     threshold: float = option(0.5, "cosine above which two keys count as similar", low=0, high=1)
     spare: Literal["last", "first"] = option(
         "last",
-        "among the keys similar to a key, the one whose cosine with it is set to 0: the newest (last) or the oldest",
+        "which of the keys similar to a key gets cosine 0 with this key: the newest (last) or the oldest (first)",
     )
     compat: Literal["none", "reference"] = option(
         "none",

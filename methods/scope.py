@@ -2,28 +2,29 @@
 
 Paper: Wu et al., SCOPE: Optimizing Key-Value Cache Compression in Long-context Generation, arXiv 2412.13649.
 
-With budget C, `base` evicts the prompt once, to int(share C) entries, which stay. Of the answer the newest
-`recent` tokens stay, and the entries to which the newest query attends most (softmax over all entries, mean over the
-query heads of a KV head). `form` says how many entries the answer may have after t generated tokens, and when it is
-evicted:
+With budget C, another method, `base`, evicts the prompt once, to int(share C) entries, which then stay. Of the answer,
+the newest `recent` tokens stay, and the entries to which the newest query attends most. This attention is a softmax
+over all entries, and a mean over the query heads of a KV head. `form` says how many entries the answer may have after
+t generated tokens, and when the answer is evicted:
 
     slide          C minus the prompt's entries, at every tick
     adaptive       recent + t / delta, at most C minus the prompt's entries, at every tick
     discontinuous  as many as `adaptive`, every `delta` tokens, whatever the interval
 
 A prompt that leaves room for `recent` + 1 tokens stays whole; the answer then has the rest of the budget in all forms.
-Tokens of the prompt that are read after its eviction (`--compress query-agnostic`) count as prompt. If these and the
-evicted prompt do not fit beside the newest tokens, the least attended of their entries are evicted at the next tick.
+Tokens of the prompt that are read after its eviction (`--compress query-agnostic`) count as prompt. If these tokens and
+the evicted prompt do not fit beside the newest tokens, the least attended entries of the prompt are evicted at the next
+tick.
 
-A protection that replaces the method's own (`--protect`) applies to prompt and answer, each at its own budget. If it
-keeps more newest tokens than `recent`, its number replaces `recent`.
+A protection that replaces the method's own (`--protect`) applies to prompt and answer, each at its own budget. If this
+protection keeps more newest tokens than `recent`, its number replaces `recent`.
 
 Defaults: share 0.8, as in the paper's 2,048 + 512 entries, and delta 15; the paper's `recent` is 256 of 512, here 16.
 
-Traps of the released code: its prompt part is the first 2,048 entries, so after a shorter prompt the first
-generated tokens always stay (here the answer gets the room); it scores query heads separately, each with its own copy
-of the entries; its step counter is shared by all sequences of a process and is not reset between them; it has one
-variant per method for the prompt, and one that does not evict the prompt.
+Traps of the released code: its prompt part is the first 2,048 entries, so after a shorter prompt the first generated
+tokens always stay (here the answer gets the room). It scores query heads separately, each with its own copy of the
+entries. All sequences of a process share one step counter, which is not reset between them. There is one variant for
+each method that evicts the prompt, and one that does not evict it.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ white space (`kvbench.engine.model.marks`); a tokenizer without such tokens is r
 
 Defaults: 4 sinks and the marks as in the release; 128 newest tokens, where the released example has 256 of 512.
 
-Traps of the released code: it lists ids of tokens for three tokenizers, without joined tokens such as a full stop with
-a line break, which are separators here; it reserves entries for separators, so with fewer separators the cache is
-not full, and a batch follows its sequence with the fewest separators; it renumbers positions inside the cache (here
-positions stay).
+Traps of the released code: it lists ids of tokens for three tokenizers. The lists lack joined tokens, such as a full
+stop with a line break, which are separators here. It reserves entries for separators, so with fewer separators the
+cache is not full; a batch follows its sequence with the fewest separators. It renumbers positions inside the cache;
+here positions stay.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class SepLLM(Method):
     recent: int = option(128, "newest tokens that always stay", low=0)
     marks: str = option(
         ".,?!;:",
-        "characters of which separators consist, beside white space; other values than the default hold no comma or "
-        "bracket",
+        "characters of which separators consist, beside white space; a value other than the default must have no comma "
+        "or bracket",
     )
 
     def __post_init__(self) -> None:

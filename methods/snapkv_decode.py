@@ -11,9 +11,9 @@ Two repositories published different decoding forms, so results must name the va
 
 The window always stays. Pooling runs along the text. `compat=reference` reproduces the R-KV code. That code stores
 entries in score order, so that from the second eviction on it pools over neighbours in rank. It also reorders the
-entries at a tick at which the cache holds exactly its budget and nothing is dropped. `global_score=max|mean|sum`
-ranks by the global score of G-KV instead (`kvbench.eviction.terms.window_vote`), stored unpooled and pooled for
-ranking.
+entries at a tick at which the cache holds exactly its budget and nothing is dropped. `global_score=max|mean|sum` ranks
+by the global score of G-KV instead (`kvbench.eviction.terms.window_vote`). This score is stored unpooled, and is pooled
+for ranking only.
 """
 
 from __future__ import annotations

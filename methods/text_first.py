@@ -1,9 +1,8 @@
-"""text-first: keep entries by the scores of `base`, but evict no entry of text while an entry of an image can be
-evicted.
+"""text-first: keep entries by the scores of another method, `base`, but evict entries of images before entries of text.
 
-Of the entries that `base` does not protect, text stays before any image; among text, and among images, the scores of
-`base` decide. So a budget that the text fills leaves of images only what `base` protects, and without images the
-decisions are those of `base`. The engine keeps a column with the number of each entry's image.
+The entries that `base` protects stay. No other entry of text is evicted while an unprotected entry of an image is left.
+Among entries of text, and among entries of images, the scores of `base` decide. So without images `base` decides alone.
+The engine keeps a column with the number of each entry's image.
 """
 
 from __future__ import annotations

@@ -2,26 +2,27 @@
 
 Paper: Mao et al., TriAttention: Efficient Long Reasoning with Trigonometric KV Compression, arXiv 2604.04921.
 
-Before rotation, the queries of a head lie around a centre q. With RoPE its attention to a key is a trigonometric series
-in the distance, one term per pair of rotated dimensions f. With T tokens seen, key position p and offsets
+Before rotation, the queries of a head lie around a centre q. With RoPE the logit of q and a key is a trigonometric
+series in their distance, one term per pair f of rotated dimensions. With T tokens seen, key position p and offsets
 d = 1, 2, 4 ... `reach`:
 
     S_j = mean (or max) over d of  q rotated to T + d, times k_j rotated to p    +    sum_f (E|q_f| - |q_f|) |k_jf|
 
-which equals sum_f |q_f||k_f| cos(w_f (T - p + d) + phase) + ...: the keys need no rotation back. Per query head S is
-standardised over the scored entries (`normalize`). `level` says which entries share a score:
+The product equals sum_f |q_f||k_f| cos(w_f (T - p + d) + phase), so the keys need no rotation back. The scores S of a
+query head are standardised over the scored entries (`normalize`). `level` says which entries share a score:
 
     head        largest over the group, mean over the layers: one set of tokens per KV head for the whole model
     layer_head  `group` over the group: every head of every layer has its own set
     all         largest over all heads of all layers: one set
 
-The tokens of the prompt stay and are not scored, as long as the budget has room for another entry; otherwise, and with
-prompt=score, they compete. q and E|q_f| are a table (`mean`, `modulus`) that `kvbench train triattention` estimates.
-Defaults: those of the released runners; their budget is 2,048, their interval 128.
+The tokens of the prompt stay and are not scored, as long as the budget has room for another entry. Otherwise they
+compete; with prompt=score they always do. q and E|q_f| are a table (`mean`, `modulus`) that
+`kvbench train triattention` estimates. Defaults: those of the released runners; their budget is 2,048, their interval
+128.
 
-Traps: the next query's own distance (d = 0) is not among the offsets; angles reach 65,536 rad and need double
-precision; if the prompt fills the budget, the released code keeps its first tokens and drops every generated one; it
-evicts at C + interval entries, and adds noise of 1e-6 to break ties.
+Traps: the next query's own distance (d = 0) is not among the offsets. Angles reach 65,536 rad and need double
+precision. If the prompt fills the budget, the released code keeps the prompt's first tokens and drops every generated
+token. It evicts at C + interval entries (C: the budget), and adds noise of 1e-6 to break ties.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class TriAttention(Method):
     normalize: bool = option(True, "standardise the scores of each query head")
     trig: bool = option(True, "add the series to the weighted key norms; false: the norms alone")
     spread: bool = option(
-        True, "weight a key's norm by the queries' mean norm minus the norm of their mean; false: by their mean norm"
+        True, "weight of a key's norm: the queries' mean norm minus the norm of their mean; false: the mean norm alone"
     )
     prompt: Literal["keep", "score"] = option("keep", "whether the prompt stays, or competes")
 

@@ -5,17 +5,17 @@ Paper: VaSE, arXiv 2606.03928.
 The newest `window` tokens and the first `sinks` always stay. Of the other entries these stay:
 
     large   those with the largest range max_d v_jd - min_d v_jd: `large` entries, less the number of sinks
-    drawn   as many as the budget leaves room for, drawn without replacement with probabilities proportional to a_j: the
-            newest `window` queries attend to all older entries; mean over queries and group, average pooling
+    drawn   as many as the budget still has room for, drawn without replacement with probabilities proportional to a_j
 
-To make this draw, the method takes the entries with the largest a_j / e_j, where e_j = -log u_j and u_j is a hash of
-sample, eviction, layer, head and position. `draw=false` takes the largest a_j; the paper's ablation range_attn also has
-no sinks.
+a_j is the attention that the newest `window` queries pay to entry j: softmax over all older entries, mean over queries
+and group, average pooling. The draw takes the entries with the largest a_j / e_j. Here e_j = -log u_j, where u_j is a
+hash of sample, eviction, layer, head and position. `draw=false` takes the largest a_j; the paper's ablation range_attn
+also has no sinks.
 
 Defaults as in the released scripts: window 64, a quarter of the budget for large values (class: 200 entries), pooling
-of 5. There the window is the interval between evictions too, and the budget must be a multiple of it, or a copy of the
-newest entries overlaps itself. The released code does not sort its entries, so from the second eviction on it pools
-over neighbours in rank (`compat=reference`). It refuses models with one query head per KV head, which work here.
+of 5. In the released code the window is also the interval between evictions, and the budget must be a multiple of it.
+The released code does not sort its entries, so from the second eviction on it pools over neighbours in rank
+(`compat=reference`). It refuses models with one query head per KV head; here these work.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ Other fields are ignored; a warning names those that seem to hold a picture, a v
 answer in a LaTeX box (style `default`) or is the question alone (style `plain`).
 
 If the reference answer is a number or LaTeX (`is_mathematics`), math-verify compares it with the model's answer. Any
-other reference is compared as text with the content of the model's box or, if there is no box, with the whole text
-after the thinking block. Case, additional blanks, and quotes and points at the ends do not matter.
+other reference is compared as text with the content of the model's box. Without a box, it is compared with the whole
+text after the thinking block. Case, additional blanks, and quotes and points at the ends do not matter.
 """
 
 from __future__ import annotations

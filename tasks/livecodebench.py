@@ -6,10 +6,10 @@
     livecodebench/v4_v5             268 problems, files 4 and 5
 
 `score` is the verdict that LiveCodeBench's own checker would give, bugs included, for comparison with published
-numbers; `passed_native` is the verdict of running the program as an ordinary process. Only a program after the thinking
-block counts, so an answer that never ends its thinking block has no program; the additional score `official` follows
-LiveCodeBench, which accepts drafts in the block. Problems in LiveCodeBench's errata count too; the additional score
-`errata` marks them.
+numbers. `passed_native` is the verdict when the program runs as an ordinary process. Only a program after the thinking
+block counts, so an answer that never ends its thinking block has no program. The additional score `official` also
+accepts drafts in the thinking block, as LiveCodeBench does. Problems in LiveCodeBench's errata count too; the
+additional score `errata` marks them.
 
 kvbench reads the hub's raw files and does not run its loading script. Programs run in `kvbench.scoring.sandbox` only.
 """
@@ -85,7 +85,9 @@ class LiveCodeBench(Task):
             rows = sorted(source.rows(self.name, self.manifest), key=lambda row: str(row.get("question_id")))
             return documents(self, rows[:limit], lambda row: _doc(row, style, constants), ids="question_id")
         except ValueError as error:
-            raise SetupError(f"data of task {quote(self.name)}: metadata are not JSON ({error}).") from None
+            raise SetupError(
+                f"data of task {quote(self.name)}: metadata are not JSON ({error}). Download the data again."
+            ) from None
 
     def gen(self, model_type: str) -> GenSpec:
         return reasoning(model_type, n=4, max_new_tokens=32768)  # four samples, as in G-KV
@@ -172,7 +174,7 @@ def _doc(row: Mapping[str, Any], style: str, constants: Mapping[str, str]) -> Do
 
 
 def _turn(row: Mapping[str, Any], style: str, constants: Mapping[str, str]) -> Turn:
-    """Return the user message, and perhaps a system message, that ask for a program for one problem.
+    """Return the turn that asks for a program for one problem: a user message, and in some styles a system message.
 
     Styles: `default` is the text that LiveCodeBench and lighteval give to R1 and QwQ. `gkv` adds LiveCodeBench's system
     message for R1, without its special tokens, which the chat template adds. `lcb_generic` is LiveCodeBench's generic

@@ -61,10 +61,9 @@ SETS = {
 
 
 def macro(language: str) -> dict[str, float]:
-    """Return the weight of each set in a language's average, which is the mean over six categories of the mean over the
-    category's sets.
+    """Return the weight of each set in a language's average, in which all six categories have equal weight.
 
-    Code sets count for both languages.
+    Within a category, all sets have equal weight. Code sets count for both languages.
     """
     members = {name: one.category for name, one in SETS.items() if one.language in (language, "code")}
     sizes = list(members.values())

@@ -7,7 +7,7 @@ Official prompts, bundled (MIT). A model whose context is shorter than the offic
 the 180 questions of length "short". Prompts that are too long lose their middle, as in the official script.
 
 The second turn of `cot` continues the conversation, so the model answers from the evicted cache. The official script
-starts a new prompt without the text, which would not measure how well the evicted cache serves.
+starts a new prompt without the text; such a prompt would not test the evicted cache.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class LongMemEval(Task):
         return GenSpec(max_new_tokens=NEW_TOKENS["default"], truncate="middle", reserve=RESERVE, thinking=False)
 
     def score(self, doc: Doc, output: Output) -> Score:
-        """Return a score of 1 if the judge marks the answer as right, 0 if as wrong, and none without a usable verdict.
+        """Return the score: 1 if the judge marks the answer as right, 0 if as wrong, no value without a usable verdict.
 
         Raises SetupError if the judge's server refuses the API key (KeyRefused), or if a local judge cannot be used.
         """

@@ -59,8 +59,10 @@ class TomTracking(LongProc):
 
 @tasks.register("longproc_countdown")
 class Countdown(LongProc):
-    """LongProc's countdown. The search in the data's column `demonstration` is worded as in the prompt's two
-    examples."""
+    """LongProc's countdown: search for three equations that turn four numbers into a target.
+
+    The right search procedure comes from the data's column `demonstration`.
+    """
 
     summary = "LongProc countdown, searches for equations of up to 0.5K, 2K and 8K tokens"
     variants = LEVELS
@@ -92,7 +94,9 @@ class TravelPlanning(LongProc):
     def select(self, rows: Any) -> Any:
         column, (low, high) = "estimated_output_tokens", self.tokens[self.variant]
         if not all(isinstance(row.get(column), (int, float)) for row in rows):
-            raise SetupError(f"data of task {quote(self.name)} have rows without a number in {quote(column)}.")
+            raise SetupError(
+                f"data of task {quote(self.name)} have rows without a number in {quote(column)}. Correct these rows."
+            )
         return [row for row in rows if low <= row[column] < high]
 
     def texts(self, row: Mapping[str, Any]) -> dict[str, Any]:

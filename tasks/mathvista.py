@@ -3,8 +3,8 @@
     mathvista         kvbench's own rule extracts the answer (`kvbench.scoring.mathvista.by_rule`); no judge
     mathvista/judge   the official pipeline: a judge extracts the answer from every text that is not an answer already
 
-Both bring the answer into the official form and compare it with the reference, so their scores differ by extraction
-alone. Published numbers come from the official pipeline. CC BY-SA 4.0, never bundled.
+Both variants bring the extracted answer into the official form and compare it with the reference. So their scores
+differ by extraction alone. Published numbers come from the official pipeline. CC BY-SA 4.0, never bundled.
 """
 
 from __future__ import annotations

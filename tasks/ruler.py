@@ -7,9 +7,9 @@ header.
 
 Score: share of the references in the output; for the two question-answering subtasks, 1 if any reference is in it.
 
-kvbench does not use lm-eval's RULER, because its prompts differ from NVIDIA's: it shuffles with the harness's seeds,
-does not repeat essays, leaves no room for the answer of `fwe` and spells the prefix of `vt` differently. It also runs
-remote code of tokenizers.
+kvbench does not use lm-eval's RULER, because the prompts of lm-eval differ from NVIDIA's. lm-eval shuffles with the
+harness's seeds, does not repeat essays, leaves no room for the answer of `fwe` and spells the prefix of `vt`
+differently. It also runs remote code of tokenizers.
 """
 
 from __future__ import annotations

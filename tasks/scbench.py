@@ -4,8 +4,9 @@
     scbench/kv         one set
 
 A row is a context with its questions. Later questions continue from the evicted cache and see the model's own earlier
-answers (the released script's --disable_golden_context; without it, that script puts the right answers in their place).
-Decoding is greedy without thinking. A row's score is the mean over its turns; `turn_1`, ... hold each turn's score.
+answers, as in the released script with --disable_golden_context. By default, that script replaces these answers by the
+right ones. Decoding is greedy without thinking. A row's score is the mean over its turns; `turn_1`, ... hold each
+turn's score.
 Released prompts, bundled (MIT); `kvbench.scoring.scbench` has the scoring rules of the sets.
 """
 
@@ -34,12 +35,11 @@ ROUGE = ("rouge_score.rouge_scorer",)
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """One of SCBench's data sets. new_tokens: most tokens of an answer (the larger limit, if two kinds of questions
-    have different limits).
+    """One of SCBench's data sets. new_tokens: most tokens of an answer.
 
     rule: the name of a function in `kvbench.scoring.scbench.rules`, or "function" (RepoQA's rule). A set with two kinds
-    of questions has a dictionary from the kind (the turns' column `task`) to such a name. strict: the rule of the
-    column `score_strict`; "": none.
+    of questions has a dictionary from the kind (the turns' column `task`) to the name of its rule. strict: the rule of
+    the column `score_strict`; "": none.
     """
 
     group: str

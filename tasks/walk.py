@@ -1,9 +1,9 @@
 """`walk`: a short prompt with ten facts, of which the model needs each again and again during a long generation.
 
 Variants: orbit-300 (default), orbit-300f (with filler sentences: separates the strong methods), orbit-100 (short, for
-smoke tests), lines-30 (hard). The headline score is the share of right steps, to be compared with the column `floor`,
-the share of the steps that come before the first eviction; the other score is exact match. Rankings on the built-in
-model need not hold for real models: the answer consists of ten symbols, which favours methods that drop
+smoke tests), lines-30 (hard). The headline score is the share of right steps; the other score is exact match. Compare
+the headline score with the column `floor`, the share of the steps that come before the first eviction. Rankings on the
+built-in model need not hold for real models: the answer consists of ten symbols, which favours methods that drop
 near-duplicates.
 """
 

@@ -53,9 +53,9 @@ class ScoredGolden:
 
 
 def read_goldens(folder: Path) -> dict[str, list[Golden]]:
-    """Return the goldens of every file in a folder that `FILES` names, by file name.
+    """Return the goldens in a folder, by file name. Only files whose names are in `FILES` are read.
 
-    Raises UserError if the folder has no file of goldens, or if one cannot be read.
+    Raises UserError if the folder has no such file, or if one cannot be read.
     """
     files = [path for path in sorted(folder.glob("*.jsonl")) if path.name in FILES]
     if not files:

@@ -86,7 +86,7 @@ def _styled(mark: Mark) -> Any:
 
 
 def _failures(checks: Sequence[Check]) -> list[str]:
-    """Return one line per broken invariant of a method: the first failure's reason, and models and layouts of all."""
+    """Return a line per method and broken invariant: the first failure's reason, and the place of every failure."""
     lines = []
     for method, invariant in dict.fromkeys((c.method, c.invariant) for c in checks if c.verdict == "FAIL"):
         failed = [c for c in checks_of(checks, method, invariant) if c.verdict == "FAIL"]
@@ -96,7 +96,7 @@ def _failures(checks: Sequence[Check]) -> list[str]:
 
 
 def _unchecked(checks: Sequence[Check]) -> list[str]:
-    """Return one line per reason for which checks were left out, with their methods and invariants.
+    """Return one line per reason why checks were left out, with the methods and invariants of these checks.
 
     A line names models and layouts only if the invariant was checked on other models or layouts.
     """
@@ -119,7 +119,7 @@ def _where(some: Sequence[Check], every: Sequence[Check]) -> str:
     """Return the models and layouts of the checks in `some`, as text in brackets.
 
     every: all checks of the same method and invariant. The text names layouts without models if `some` has every check
-    on these layouts. Returns "" if all of `every` are n/a.
+    on these layouts. Returns "" if no check in `every` applies.
     """
     if overall(every) == "n/a":
         return ""

@@ -32,8 +32,8 @@ LISTS = ("--method", "-m", "--budget", "-b", "--task", "-t")  # options that tak
 
 class _Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the command's parameters. A flag that declares no default gets the default False: with None, which
-        typer itself would set, typer would import pydantic, which is slow."""
+        """Return the command's parameters. A flag without a declared default gets the default False. With None, typer's
+        own default, typer would import pydantic, which is slow."""
         params: list[Any] = super().get_params(ctx)
         for param in params:
             if param.type_descriptor.annotation is bool and param.default is None:
@@ -53,10 +53,9 @@ class _Group(TyperGroup):
 
 
 class _Commands(_Group):
-    """All commands of kvbench.
+    """All commands of kvbench. A command's module is imported only when the command is called.
 
-    Help and shell completion need only the names of the commands and one line about each command, so a command's module
-    is imported only when the command is called.
+    Help and shell completion need only the names of the commands and one line about each command.
     """
 
     def list_commands(self, ctx: Any) -> list[str]:

@@ -31,8 +31,8 @@ FIELDS = ("repeats", "shape", "interval", "stretch")
 
 
 def bench_figures(setting: Setting, results: Sequence[Measured]) -> list[Figure]:
-    """Return the figure of speeds and, if the time per token was measured for each stretch (--stretch N: N successive
-    tokens of the answers), the figure of these times."""
+    """Return the figure of speeds. If the time per token was measured for each stretch of the answers (--stretch N: N
+    successive tokens), also return the figure of these times."""
     figures = [_speeds(setting, results)]
     return [*figures, _costs(setting, results)] if any(r.warm.costs for r in results if r.warm) else figures
 
@@ -75,8 +75,8 @@ def _figure(
 
 
 def _rates(result: Measured) -> Iterator[dict[str, Any]]:
-    """Yield two points for a system: its fresh and its warm speed. Each combination of prompt length and answer length
-    has two panels: fresh and warm."""
+    """Yield the points of a system: its fresh and its warm speed, where measured. Each combination of prompt length and
+    answer length has two panels: fresh and warm."""
     lengths = f"{result.load.prompt:,} + {result.load.new_tokens:,} tokens"
     for state, speed in (("fresh", result.fresh), ("warm", result.warm)):
         if speed is not None:

@@ -100,7 +100,7 @@ class Asked:
 
 
 def read(typed: Mapping[str, Any]) -> Asked:
-    """Parse and check all options. typed: the values that the user typed, by name with hyphens; None: not typed.
+    """Parse and check all options. typed: the values that the user typed, by option name with hyphens; None: not typed.
 
     Raises UserError with all problems that it found.
     """
@@ -146,8 +146,8 @@ def _scaled(tokens: Any, scale: int) -> Any:
 
 
 def _pairs(typed: Mapping[str, Any], preset: Preset | None, scale: int, problems: Problems) -> tuple[Pair, ...]:
-    """Return the methods at their budgets. If the user typed no methods, method options or budgets, each method of the
-    preset has its own budgets; otherwise every method that takes a budget has all budgets."""
+    """Return the methods at their budgets. If the user typed a method, a method option or a budget, every method that
+    takes a budget has all budgets. Otherwise each method of the preset has its own budgets."""
     systems = preset.systems if preset else DEFAULT_SYSTEMS
     own = {label: _scaled(budgets, scale) for label, _, budgets in systems}
     axes = {name: typed[name] for name in ("method", "budget", "method_opt")}

@@ -66,8 +66,9 @@ def published_rows(preset: Preset, setting: Setting, results: Sequence[Measured]
     """Return a row per method, budget and load (lengths of prompt and answer, number of sequences). A row maps column
     heads to our figures and to the paper's.
 
-    scale: the paper's numbers of tokens are `scale` times ours. A figure is "OOM" if the requested number of sequences
-    did not fit into memory, and None if we did not measure it or the paper does not print it.
+    scale: the paper's numbers of tokens are `scale` times ours. Our figure is "OOM" if the requested number of
+    sequences did not fit into memory. Our figure is None if we did not measure it, and the paper's is None if the paper
+    does not print it.
     """
     methods = {member.name: member for member in setting.members}
     full = {r.load: r for r in results if r.system == "full" and _whole(r)}

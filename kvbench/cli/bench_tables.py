@@ -39,10 +39,12 @@ ATTENTION = (
 
 
 def print_tables(results: Sequence[Measured], baselines: tuple[str, ...]) -> None:
-    """Print the tables of each load (lengths of prompt and answer, number of sequences): the speed of all systems,
-    evictions, the contents of the engine's caches and, if measured, the time per token for each stretch of the answers
-    and the time of attention. baselines: names of systems; the tables show speeds divided by the speed of the first of
-    these."""
+    """Print the tables of each load (lengths of prompt and answer, number of sequences).
+
+    The tables show the speed of all systems, evictions, and the contents of the engine's caches. If they were measured,
+    tables also show the time per token for each stretch of the answers, and the time of attention. baselines: names of
+    systems; the speed of each system is also shown as a ratio to the speed of the first baseline.
+    """
     for load in dict.fromkeys(r.load for r in results):
         rows = [r for r in results if r.load == load]
         base = next((r.warm.rate for r in rows if r.system in baselines[:1] and r.warm), None)
@@ -106,8 +108,8 @@ def _table(title: str, columns: tuple[str, ...], rows: list[tuple[Measured, list
 
 
 def _name(r: Measured) -> str:
-    """Return a system's name. A note in brackets follows if the system has random weights, and a note with the number
-    of decoded sequences if this is smaller than requested or if no number was requested."""
+    """Return a system's name, with notes in brackets. One note says that the weights are random. Another says how many
+    sequences were decoded, if no number or a larger number was requested."""
     asked = r.load.sequences
     fewer = r.failure is None and asked is not None and r.decoded < asked
     facts = [*(["random weights"] if r.random_weights else []), *([f"{r.decoded} fit"] if fewer else [])]

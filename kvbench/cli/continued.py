@@ -1,10 +1,10 @@
 """Finds the settings of a continued run. Most come from the run's record (run.json); the user must give the others
 again.
 
-A run's folder may come from a stranger. The settings that decide what is in the rows come from its record. Settings
-that make kvbench run code or send data, or that name the environment variable with a key, come from the user's command
-line, environment or configuration file; kvbench only shows the values that the record has for them. A file that the
-user gives again must have the hash that the record states.
+A run's folder may come from a stranger, so kvbench does not take every setting from the record. The record decides what
+is in the rows. The user's command line, environment or configuration file decides which code kvbench runs, where it
+sends data, and which environment variable holds a key. Of these settings, kvbench only shows the recorded values. A
+file that the user gives again must have the hash that the record states.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ def _moved_to(run: str, was: str, record: Mapping[str, Any], gathered: Gathered)
     """Return the new folder of a local model that was moved; None if no local model was moved.
 
     was: the model's folder in the run's record. gathered: the settings that the user gave, which may name the new
-    folder. Raises KVBenchError if the folder is gone and the user names no new folder, or if the files in the new
-    folder are not the recorded files.
+    folder. Raises KVBenchError if the recorded folder does not exist and the user names no new folder. Also raises it
+    if the files in the new folder are not the recorded files.
     """
     recorded = {entry["name"]: entry["hash"] for entry in record["environment"].get("model_files", [])}
     if not recorded or was == models.TINY:

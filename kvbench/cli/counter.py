@@ -1,5 +1,5 @@
-"""Shows the progress of work that is counted in steps, answers or checks, not in rows of a run. Unlike a run's progress
-line, the line shows no entries and bytes of a cache."""
+"""Shows the progress of work that is counted in steps, answers or checks. Work that is counted in the rows of a run has
+another progress line, which also shows the entries and bytes of a cache."""
 
 from __future__ import annotations
 

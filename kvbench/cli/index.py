@@ -43,7 +43,7 @@ COMMANDS = {
     ),
     "compare": Entry(
         "compare.compare",
-        "Test whether NEW is worse than BASE: equal answers if nothing that decides them changed, else paired tests.",
+        "Test whether NEW is worse than BASE: exactly where answers must be equal, elsewhere by paired tests.",
     ),
     "repair": Entry(
         "repair.repair",
@@ -90,7 +90,7 @@ def load(name: str, group: type[Any]) -> Any:
     command = getattr(module, member)
     holder = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
     if isinstance(command, typer.Typer):
-        holder.add_typer(command, name=name, cls=group)
+        holder.add_typer(command, name=name, cls=group, epilog=flowing(module.EPILOG))
     else:
         holder.command(name, epilog=flowing(module.EPILOG), context_settings=getattr(module, "CONTEXT", None))(command)
     return typer.main.get_group(holder).commands[name]

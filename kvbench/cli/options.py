@@ -85,7 +85,7 @@ _OPTIONS = [
     _option(
         "protect",
         Texts,
-        "What every method protects in place of its own protection, as in prompt+sinks=4+recent=64, or none; own: each "
+        "Entries that methods protect from eviction, as in prompt+sinks=4+recent=64. none: no entries. own: each "
         "method keeps its own protection. Repeatable.",
         _WHAT,
         metavar="WHAT",
@@ -122,7 +122,7 @@ _OPTIONS = [
     _option(
         "address",
         Text,
-        "Ray cluster: auto, HOST:PORT or ray://HOST:PORT. Default: a Ray of its own on this machine.",
+        "Ray cluster: auto, HOST:PORT or ray://HOST:PORT. Default: a new cluster on this machine.",
         _ENGINE,
         metavar="ADDRESS",
     ),

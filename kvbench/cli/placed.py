@@ -17,8 +17,8 @@ OWNERS = {"address": "ray", "slurm": "slurm", "print_sbatch": "slurm"}  # option
 
 
 def placement(params: Mapping[str, Any]) -> Placement:
-    """Return where the user wants the run's jobs to be executed. Raises UserError, or SetupError if a package is
-    missing."""
+    """Return where the user wants the run's jobs to be executed. Raises UserError for an invalid option, SetupError for
+    a missing package."""
     name, workers = parse("--executor", choice(*NAMES), params["executor"]), params["workers"]
     for option, owner in OWNERS.items():
         if params[option] and name != owner:

@@ -1,5 +1,5 @@
-"""Makes the configuration of ``kvbench replay --run RUN`` from the run's model, tasks and settings and from the methods
-and budgets that the user typed."""
+"""Makes the configuration of ``kvbench replay --run RUN``: the methods and budgets that the user typed, with the run's
+model, tasks and settings."""
 
 from __future__ import annotations
 

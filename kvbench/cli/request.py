@@ -124,9 +124,9 @@ class Builder:
         return Grid(methods=tuple(methods), budgets=tuple(budgets), tasks=tuple(tasks), intervals=intervals, **own)
 
     def methods(self, block: Layer) -> list[MethodChoice]:
-        """Return the methods of one ``[[grid]]`` block with their options. A method that takes a budget, and whose
-        options state no protection, is returned once for every protection that applies to the block; any other method
-        once."""
+        """Return the methods of one ``[[grid]]`` block with their options. A method is returned once for every
+        protection that applies to the block. A method that takes no budget, or whose options state a protection, is
+        returned only once."""
         names, methods = self.axis(block, "method"), []
         given = self._given(block, "protect") or Given(OWN, "--protect")
         for name, pairs in names:

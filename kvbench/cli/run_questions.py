@@ -52,8 +52,8 @@ class RunQuestions:
         """Return the `data:` address of each image of a question, by the image's number from 1. Images beyond a total
         size (`pictures.MOST_BYTES`) are left out. entry: a stored sample that answers the question.
 
-        Raises UserError if an image is missing or broken, if the images are not those that the model saw, or if only
-        the run's folder names their paths.
+        Raises UserError for a missing or broken image, for images that the model did not see, and for image files that
+        only the run's folder names.
         """
         from kvbench.report.page.pictures import embedded
 
@@ -95,8 +95,8 @@ class RunQuestions:
 
 
 def later(doc: Doc) -> list[str]:
-    """Return the question of each later turn as text. "[image 3]" stands for the third image, counted over all
-    turns."""
+    """Return the question of each turn after the first, as text. "[image 3]" stands for the third image, counted over
+    all turns."""
     number = len(doc.turns[0].images)
     found = []
     for turn in doc.turns[1:]:
@@ -113,7 +113,7 @@ def texts(turn: Turn) -> list[str]:
 
 def reference(doc: Doc) -> str:
     """Return the reference answer as text: a text or number as it is, a list of texts as lines, any other value as JSON
-    of at most `LONGEST` characters. Empty without a reference."""
+    of at most `LONGEST` characters. Return "" if the question has no reference answer."""
     wanted: Any = doc.reference
     if dataclasses.is_dataclass(wanted) and not isinstance(wanted, type):
         wanted = dataclasses.asdict(wanted)

@@ -56,8 +56,8 @@ def _asked(group: list[dict[str, Any]], questions: RunQuestions) -> Asked:
 
 
 def _later(doc: Doc, listed: list[ListedImage]) -> list[list[str | ListedImage]]:
-    """Return each later question as its texts and images. The images are left out if the question's data have more or
-    fewer images than the row lists."""
+    """Return the question of each turn after the first, as a list of its texts and images. The images are left out if
+    the question's data have more or fewer images than the row lists."""
     left = iter(listed[len(doc.turns[0].images) :])
     if sum(len(turn.images) for turn in doc.turns) != len(listed):
         left = iter(())

@@ -25,13 +25,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCORES = ("score", "score_strict", "score_partial")
-UNKNOWN = "(not stored in the run; the data it was read from are not on this machine)"  # in place of a later question
+UNKNOWN = "(not stored in the run, and the task's data are not on this machine)"  # in place of a later question
 
 
 def samples(folder: Path, wanted: str, method: str | None, questions: RunQuestions) -> list[dict[str, Any]]:
-    """Return a question's rows together with their texts, and with the question's reference answer and later turns if
-    its data are on this machine. wanted: the question's id, TASK/ID, or a row key. method: return only this method's
-    rows; None: the rows of all methods. Raises UserError if no row fits."""
+    """Return the rows that answer a question, with their texts. The question's reference answer and later turns are
+    added if the task's data are on this machine.
+
+    wanted: the question's id, TASK/ID, or a row key. method: return only this method's rows; None: the rows of all
+    methods. Raises UserError if no row fits.
+    """
     rows = read_run(folder).rows
     if method is not None:
         method = _method(folder, method, sorted(rows["method"].dropna().unique()))
@@ -58,7 +61,7 @@ def by_prompt(entries: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 
 def show(entries: list[dict[str, Any]]) -> None:
-    """Print samples. Of successive samples with the same question and prompt, only the first shows these texts."""
+    """Print samples. Successive samples with the same question and prompt show these texts only once."""
     for group in by_prompt(entries):
         for entry in group:
             title = f"{entry['task']} {entry['doc_id']} {heading(entry)}"
@@ -76,8 +79,8 @@ def heading(entry: dict[str, Any]) -> str:
 
 
 def facts(entry: dict[str, Any]) -> str:
-    """Return one line with a sample's status, scores, length, why its answer ended, and which shares of text and images
-    were kept."""
+    """Return one line with a sample's status, scores, number of tokens and stop reason, and with the shares of text and
+    images that its cache kept."""
     scores = [f"{k} {entry[k]:.3g}" for k in SCORES if k in entry]
     length = [f"{entry.get('output_tokens', 0)} tokens", str(entry.get("stop_reason", ""))]
     return ", ".join(filter(None, [entry["status"], *scores, *length, *kept_shares(entry)]))

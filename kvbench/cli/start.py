@@ -129,9 +129,9 @@ def _tell(result: RunResult, chosen: RunConfig, *, quiet: bool, json: bool) -> N
 
 
 def check_scored(run_dir: Path, planned: int, done: int, failed: Mapping[str, int], why: str = "") -> None:
-    """Raise IncompleteError if rows of a run are missing or failed. planned, done: numbers of rows; their difference is
-    missing. failed: the number of failed rows by status, without rows that only wait for a score. why: the beginning of
-    the message."""
+    """Raise IncompleteError if rows of a run are missing or failed. planned, done: numbers of rows; rows that are
+    planned and not done are missing. failed: the number of failed rows by status, without rows that only wait for a
+    score. why: the beginning of the message."""
     not_run = max(0, planned - done)
     lacking = dict(failed) | ({"not run": not_run} if not_run else {})
     if lacking:
@@ -235,16 +235,17 @@ def _print_plan(result: RunResult) -> None:
 
 
 def _time(hours: float) -> str:
-    """Return a time in the largest unit of which it has at least one, else in seconds, to two significant digits: "3.4
-    hours", "12 minutes"."""
+    """Return a time as text with two significant digits, in hours, minutes or seconds: "3.4 hours", "12 minutes"."""
     size, unit = next(((s, u) for s, u in ((1.0, "hours"), (1 / 60, "minutes")) if hours >= s), (1 / 3600, "seconds"))
     return f"{float(format(hours / size, '.2g')):,.10g} {unit}"
 
 
 def _describe(chosen: RunConfig | None, gathered: Gathered | None, problems: Problems) -> ModelInfo | None:
-    """Return what is known about the model; None after an error. chosen: the settings; None if they have errors. The
-    model is then looked up by the name in `gathered`, so that an error about the model is listed together with the
-    other errors."""
+    """Return what is known about the model; None after an error.
+
+    chosen: the settings; None if they have errors. Without them, the model is looked up by the name in `gathered`, so
+    that an error about the model is listed together with the other errors.
+    """
     given = gathered.first("model") if gathered else None
     name = chosen.model_place if chosen else str(given.value).strip() if given else TINY
     revision = chosen.revision if chosen else None

@@ -62,9 +62,14 @@ def print_plan(
 def refuse_without_plan(memory: str | None, processes: str | None) -> None:
     """Raise UserError if --gpu-memory or --processes was given without --dry-run: only a plan uses them."""
     if memory is not None:
-        raise UserError("--gpu-memory is for plans; give --dry-run, too.")
+        raise UserError(
+            "--gpu-memory only changes the plan of --dry-run. Give --dry-run too, or leave out --gpu-memory."
+        )
     if processes is not None:
-        raise UserError("--processes is for plans; start several processes with torchrun (docs/training.md).")
+        raise UserError(
+            "--processes only changes the plan of --dry-run. To train with several processes, start them with "
+            "torchrun (docs/training.md)."
+        )
 
 
 def _print(plan: TrainingPlan, data: str | None) -> None:

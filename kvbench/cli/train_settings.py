@@ -64,9 +64,11 @@ def command_line(
     prompting: Prompting,
     settings: Settings,
 ) -> str:
-    """Return the command line that repeats a training, for the card of the weights. In this command line, data,
-    plug-ins and the folder of --continue-from have their names without parent folders, so that the card does not show
-    where they lie on this machine. The model is named as the user typed it. kind: the name of the recipe."""
+    """Return the command line that repeats a training, for the card of the weights.
+
+    It names data, plug-ins and the folder of --continue-from without their parent folders, because the card must not
+    show where they lie on this machine. It names the model as the user typed it. kind: the name of the recipe.
+    """
     more = settings.more
     flags = {"model": model, "preset": more["preset"], "data": data and short_name(data)} | prompting.settings()
     flags["continue_from"] = continue_from and Path(continue_from).name

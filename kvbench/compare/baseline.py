@@ -6,8 +6,8 @@ the comparison tests.
 
 For each question the file holds the score of every sample, two characters of every answer's hash, and totals over the
 answers. Sums of scores would not do, because a comparison uses only the samples that both sides have. The file also
-holds a checksum of its content. It may come from a stranger's repository, so sizes, types, names and ranges are checked
-before anything uses them.
+holds a checksum of its content. A file may come from a stranger's repository, so sizes, types, names and ranges are
+checked before anything uses them.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ class Question:
 
     asked: a hash of the question's prompt and sampling settings; None: unknown. scores: the score of each sample; None:
     the sample has no score. marks: the marks (`mark`) of all samples, one after the other. answers: the number of
-    samples with an answer. totals: the sum of each of the `COUNTS` over these answers. entries: the three maxima that
-    `ENTRIES` names, over these answers and in the order of `ENTRIES`; None: unknown.
+    samples with an answer. totals: the sum of each of the `COUNTS` over these answers. entries: the maximum of each of
+    the three `ENTRIES` over these answers; None: unknown.
     """
 
     cluster: str

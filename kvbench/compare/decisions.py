@@ -6,8 +6,8 @@ again.
 
 When two versions of a method generate their own answers, the texts differ from some token on. All later decisions then
 differ because the texts do. Decisions are therefore compared on texts that do not depend on the method: the first
-answers of the full cache. Recorded decisions are those of the code that is installed at that time, so no comparison
-takes them from a run's folder. `kvbench compare RUN --save FILE --replay` records them for a later comparison.
+answers of the full cache. Decisions are always recorded with the code that is installed now, so no comparison takes
+them from a run's folder. `kvbench compare RUN --save FILE --replay` records them for a later comparison.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ def first_decision(base: Cell, new: Cell) -> FirstDecision | str | None:
 
 
 def decided(side: Side, config: RunConfig, inputs: Inputs) -> Side:
-    """Let the methods of `config` read the side's stored answers again, and return the side with their decisions in
-    every cell whose task, method and budget `config` has; other cells, and cells without a budget, get no decisions.
-    inputs: the model and the prompts of `config`. Raises UserError, SetupError."""
+    """Let the methods of `config` read the side's stored answers again; return the side with the methods' decisions. A
+    cell gets decisions if `config` has its task, method and budget. All other cells, and cells without a budget, get
+    none. inputs: the model and the prompts of `config`. Raises UserError, SetupError."""
     from kvbench.engine.model.load import load
     from kvbench.replay.choices import Chosen
     from kvbench.replay.traces import stored_answers

@@ -25,10 +25,10 @@ Output = Callable[[Cell, str, int], str | None]  # (cell, question, sample) -> t
 class First:
     """The first answer that differs between two cells.
 
-    character: the number, from 1, of the first character at which the two outputs differ (one past the end of equal
-    outputs, which differ only in their number of tokens or in why they ended); None if an output is not stored or is
-    withheld. base, new: at most `AROUND` characters of each output, beginning with that character; empty if `character`
-    is None.
+    character: the number, from 1, of the first character at which the two outputs differ. If the texts are equal, and
+    only their numbers of tokens or their stop reasons differ, it is one past their end. None if an output is not stored
+    or is withheld. base, new: at most `AROUND` characters of each output, beginning with that character; empty if
+    `character` is None.
     """
 
     question: str

@@ -89,15 +89,15 @@ class Difference:
     def _entries(self, value: str | None) -> tuple[dict[str, Any], str]:
         """Return the JSON object in this fact's value, and the word that is shown for a key that the object lacks.
 
-        The word is "none"; but if the fact is `libraries` and the run recorded no versions of libraries (value None),
-        it is "unknown".
+        The word is "none". If the run recorded no versions of libraries (value None), it is "unknown" for the fact
+        `libraries`.
         """
         return json_object(value or "{}"), "unknown" if value is None and self.name != "artefacts" else "none"
 
 
 def of_record(name: str, record: Mapping[str, Any], task: str) -> str | None:
-    """Return the value of the fact `name` in a run's run.json; None if it is not there. record: the environment in
-    run.json, to which the run's setting `chunk` was added. task: the task of the cell, for facts about the task's
+    """Return the value of the fact `name` in a run's run.json; None if run.json lacks the fact. record: the environment
+    in run.json, to which the run's setting `chunk` was added. task: the task of the cell, for facts about the task's
     data."""
     match name:
         case "git" | "threads" | "chunk":
@@ -131,8 +131,8 @@ def differences(base: Cell, new: Cell, *, mapped: bool = False) -> list[Differen
 
 
 def refuse(base: Cell, new: Cell, found: list[Difference]) -> None:
-    """Raise UserError if two cells cannot be compared, because they differ in a fact of the class "refused" (one that
-    must be equal), in the name of the compared score, or in the prompt or sampling of a question. found: the result of
+    """Raise UserError if two cells cannot be compared. They cannot be compared if they differ in a fact of the class
+    "refused", in the name of the compared score, or in the prompt or sampling of a question. found: the result of
     `differences`."""
     for difference in found:
         if difference.kind == "refused":
@@ -156,9 +156,9 @@ def not_comparable(base: Cell, new: Cell, word: str, mine: str, theirs: str) -> 
 
 
 def same_tokens(base: Cell, new: Cell) -> bool:
-    """Return whether the answers of two cells must be equal. They must be equal if all facts in `DECIDING` are equal,
-    all facts in `KNOWN` are known, the code had no uncommitted changes, and both cells have the same questions with
-    equally many samples."""
+    """Return whether the answers of two cells must be equal. This takes four conditions: all facts in `DECIDING` are
+    equal; all facts in `KNOWN` are known; the code had no uncommitted changes; both cells have the same questions, with
+    equally many samples of each."""
     if any(base.facts.get(name) != new.facts.get(name) for name in DECIDING):
         return False
     if any(base.facts.get(name) is None for name in KNOWN) or "+changes" in (base.facts.get("git") or ""):

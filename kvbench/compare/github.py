@@ -2,9 +2,9 @@
 summary in Markdown.
 
 The format is https://docs.github.com/actions/reference/workflow-commands. `%`, CR and LF are escaped, and in titles
-also `:` and `,`. GitHub reads every line that begins with `::` as a command. The Markdown therefore goes to the file
-that GITHUB_STEP_SUMMARY names or, if this variable is not set, to stdout between the command `::stop-commands::` and
-its end mark.
+also `:` and `,`. The Markdown goes to the file that the variable GITHUB_STEP_SUMMARY names. Without this variable it
+goes to stdout, where GitHub reads every line that begins with `::` as a command. The Markdown then stands between the
+command `::stop-commands::` and its end mark.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def junit(outcome: Outcome) -> str:
-    """Return the XML. Test cases with a failure are the critical cells and the unfinished runs that make the comparison
-    fail. Other cells that fail or are undecided are marked as skipped, with the reason."""
+    """Return the XML. Critical cells and unfinished runs that make the comparison fail are test cases with a failure.
+    Other cells that fail or are undecided are marked as skipped, with the reason."""
     cases = [_case(one, outcome) for one in outcome.judged]
     cases += [_unfinished(words.unfinished(*run)) for run in outcome.wanting.items()]
     failed, skipped = (sum(word in case for case in cases) for word in ("<failure ", "<skipped "))

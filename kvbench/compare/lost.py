@@ -19,9 +19,11 @@ from kvbench.compare.matching import Matched, Pair
 
 
 def absent(matched: Matched, new: Side, stages: int) -> list[Key]:
-    """Return the cells of base that new lacks. stages: 1, or 2 if each cell is tested on two seeds. With 2 stages, the
-    second seed may not have been run on the new side yet. A missing cell is therefore not returned if base and new both
-    have the same cell with another seed, and new has no cell at all with the missing seed."""
+    """Return the cells of base that new lacks. stages: 1, or 2 if each cell is tested on two seeds.
+
+    With 2 stages, the new side may not have been run with the second seed yet, and then has no cell with this seed. A
+    cell of this seed is then not returned if both sides have the same cell with another seed.
+    """
     there = {pair.key for pair in matched.both}
     seeds = {key.seed for key in new.cells}
     return [key for key in matched.missing if not (stages > 1 and key.seed not in seeds and _other_seed(key, there))]

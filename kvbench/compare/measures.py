@@ -2,8 +2,8 @@
 
 Numbers of entries do not vary by chance: if a question needs more entries in the new run, that is a regression
 (`_entries` and `_of_questions` state the exceptions). The other measures are only shown, unless a policy sets a limit
-for them. For a share of answers (`SHARES`) the limit is the largest increase, new - base; for speed the smallest ratio
-new / base; for every other measure the largest ratio.
+for them. The limit of a share of answers (`SHARES`) is its largest allowed increase, new - base. The limit of speed is
+the smallest allowed ratio new / base, and the limit of any other measure is the largest allowed ratio.
 """
 
 from __future__ import annotations
@@ -127,16 +127,16 @@ def _most(values: Sequence[float]) -> float:
 
 
 def _ratio(pairs: Sequence[Pair], name: str) -> Measure:
-    """Return the measure `name` of a cell: `base` and `new` are means over the seeds of the cell's figure. pairs: for
-    each seed, the cell on both sides. Each cell's figure covers all answers of the cell, even if the two sides answered
-    different questions."""
+    """Return the measure `name` of a cell. `base` and `new` are means of the cell's figure over the seeds. The figure
+    covers all answers of the cell, even if the two sides answered different questions. pairs: for each seed, the cell
+    on both sides."""
     base = [pair.base.figures.get(name, math.nan) for pair in pairs]
     new = [pair.new.figures.get(name, math.nan) for pair in pairs]
     return Measure(name=name, base=_mean([base]), new=_mean([new]))
 
 
 def _counted(pairs: Sequence[Pair], name: str) -> Measure:
-    """Return the measure `name` of a cell: `base` and `new` are means of this count per answer over the questions that
+    """Return the measure `name` of a cell, a count per answer. `base` and `new` are its means over the questions that
     have answers on both sides. pairs: for each seed, the cell on both sides."""
     base: dict[str, list[float]] = {}
     new: dict[str, list[float]] = {}

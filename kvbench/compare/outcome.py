@@ -10,8 +10,8 @@ Verdicts of a cell:
     worse           the one-sided paired test rejects "no drop", after Holm's correction over all cells of the tier
     undecided       neither "no worse" nor "worse"; `drop` says how large a drop the test would find
     better          with a margin of 0: the lower bound of the difference is above 0
-    missing         new lacks the cell, the score of a question or sample that has one in base, or a figure with a limit
-                    (for the cells of an unfinished run, missing scores and figures do not count)
+    missing         new lacks something that base has: the cell, a score of a sample, or a figure with a limit
+                    (in an unfinished run, missing scores and figures do not count)
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@ run.
 
 Let v_q be the variance of the scores of question q's samples in base. Between two runs without a true difference, the
 difference of question q then has the variance 2 v_q / k with k samples. The lower bound of the mean difference is above
--M with 80% power if M >= (t_95 + t_80) sqrt(v / (k Q)), where v is the mean of 2 v_q over the Q questions, and t_95 and
-t_80 are quantiles of Student's t. This holds if the two runs draw their answers with independent noise. If both runs
-sample with the same noise, their answers to a question are correlated, and fewer questions suffice.
+-M with 80% power if M >= (t_95 + t_80) sqrt(v / (k Q)). Here v is the mean of 2 v_q over the Q questions; t_95 and t_80
+are quantiles of Student's t. This holds if the two runs draw their answers with independent noise. If both runs sample
+with the same noise, their answers to a question are correlated, and fewer questions suffice.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def _samples(variance: float, margin: float, questions: int) -> int | None:
 
 
 def _reach(questions: int) -> float:
-    """Return the smallest margin that a comparison can show with 80% power if nothing changed, in standard errors of
-    the difference: the lower bound of the difference is above minus this margin with 80% probability."""
+    """Return the smallest margin that a comparison shows with 80% power if nothing changed. The margin is in standard
+    errors of the difference."""
     from scipy.special import stdtrit
 
     return float(stdtrit(questions - 1, 1 - ALPHA) + stdtrit(questions - 1, POWER))

@@ -1,5 +1,6 @@
-"""Plants faults in copies of a run, and checks that a comparison of the run with the copy catches each fault and
-passes an unchanged copy. Nothing is written to disk.
+"""Plants faults in copies of a run, and checks that a comparison of the run with each copy catches the fault.
+
+An unchanged copy must pass the comparison. Nothing is written to disk.
 
     for check in checks(read_side("main")):
         check.name, check.wanted, check.found      # exit codes of `kvbench compare`
@@ -44,9 +45,9 @@ class Check:
 
 
 def checks(side: Side) -> Iterator[Check]:
-    """Yield a check for each fault in `FAULTS`: of the side's evicting cells, the one with the most right answers is
-    copied; the copy gets the fault and is compared with the unchanged cell. Raises UserError if no cell has evictions,
-    or if the cells with evictions have too few right answers."""
+    """Yield a check for each fault in `FAULTS`. A copy of the evicting cell with the most right answers gets the fault,
+    and is compared with the unchanged cell. Raises UserError if no cell has evictions, or if every cell with evictions
+    has too few right answers."""
     evicting = [cell for cell in side.cells.values() if any(one.entries[AFTER] for one in cell.questions.values())]
     if not evicting:
         raise UserError(f"{quote(side.name)} has no cell with evictions. Name a run with a smaller budget.")
@@ -54,8 +55,8 @@ def checks(side: Side) -> Iterator[Check]:
     if _clusters(cell) < LEAST:
         least = LEAST + math.ceil(LEAST / (KEEPS - 1))
         raise UserError(
-            f"{quote(side.name)} has no cell with evictions and {least} right answers, which a planted drop of the "
-            "score needs. Name a run of more questions."
+            f"{quote(side.name)} has no cell with evictions and at least {least} right answers, as a planted drop of "
+            "the score needs. Name a run of more questions."
         )
     twin = replace(cell, key=replace(cell.key, seed=f"{cell.key.seed} twin"))
     base = replace(side, cells={one.key: one for one in (cell, twin)}, folders=())

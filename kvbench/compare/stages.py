@@ -47,7 +47,7 @@ class Verdict:
     score that the test finds with 80% power.
 
     p: the p-value after Holm's correction; if the second seed was not run, the uncorrected p-value of the first stage.
-    again: the cell is undecided, its first stage rejects, and the second seed was not run.
+    again: whether the second seed must be run: it was not run, the cell is undecided, and its first stage rejects.
     """
 
     name: str
@@ -70,7 +70,9 @@ def grouped(pairs: Sequence[Pair], stages: int) -> dict[Key, Group]:
     for found in by_cell.values():
         if len(found) > stages:
             seeds = bare(", ".join(pair.key.seed for pair in found))
-            raise UserError(f"--two-stage takes two seeds; {bare(found[0].key.cell)} has {seeds}. Name fewer runs.")
+            raise UserError(
+                f"--two-stage takes two seeds; {bare(found[0].key.cell)} has seeds {seeds}. Name fewer runs."
+            )
     return {found[0].key: tuple(found) for found in by_cell.values()}
 
 

@@ -189,9 +189,9 @@ class _Shown:
         return f"{NOTHING if math.isnan(found.base) else entries(found.base)} > {entries(found.new)}"
 
     def _spread(self, one: Judged) -> str:
-        """Return, as text, the standard deviation of the ratio of speeds (new / base), computed from the spread of
-        speeds over the batches of each side (of the first seed if there are two). Returns "" for other measures than
-        speed, and if a side has only one batch."""
+        """Return the standard deviation of the ratio of speeds (new / base), as text. It is computed from the spread of
+        each side's speed over batches; with two seeds, only the batches of the first seed count. Returns "" for other
+        measures than speed, and if a side has only one batch."""
         if self.name != "tokens_per_second" or not one.pairs:
             return ""
         spreads = [side.figures.get("speed_spread", math.nan) for side in (one.pairs[0].base, one.pairs[0].new)]

@@ -17,8 +17,8 @@ WIDE = 0.2  # a note explains lower bounds that are further than this below the 
 
 
 def name(one: Judged, outcome: Outcome) -> str:
-    """Return a cell in words. The cell's seed, interval or model is added if another cell of the outcome with the same
-    task, method and budget has another one."""
+    """Return a cell in words. If another cell of the outcome has the same task, method and budget, the text also states
+    in what this cell differs from the other: model, interval or seed."""
     keys = [other.key for other in outcome.judged if other.key != one.key]
     key = one.key
     alike = [k for k in keys if (k.task, k.method, k.budget) == (key.task, key.method, key.budget)]
@@ -37,8 +37,8 @@ def sides(outcome: Outcome) -> Iterator[str]:
 
 
 def _place(side: Side) -> str:
-    """Return the folders of a side's runs or, if the side comes from a file even in part, the text that the user
-    typed."""
+    """Return the folders of a side's runs. If a part of the side comes from a file, return the text that the user typed
+    instead."""
     whole = 0 < len(side.folders) == len(side.sources)
     return ", ".join(bare(folder) for folder in side.folders) if whole else bare(side.name)
 
@@ -95,8 +95,8 @@ def unused(outcome: Outcome) -> Iterator[str]:
 
 
 def undecided(outcome: Outcome) -> Iterator[str]:
-    """Yield sentences on the undecided cells. A sentence says how large a drop must be for the test of a cell to find
-    it or, with two stages, that a second seed must be run."""
+    """Yield sentences on the undecided cells. A sentence says how small a drop the tests of these cells can find. With
+    two stages, it may say instead that a second seed must be run."""
     again = [one for one in outcome.undecided if one.again]
     open_ = [one for one in outcome.undecided if not one.again]
     if again:
@@ -110,8 +110,8 @@ def undecided(outcome: Outcome) -> Iterator[str]:
 
 
 def _could_see(one: Judged) -> str:
-    """Return how large a drop must be for the test of a cell to find it, as in "5 questions cannot show a drop smaller
-    than 67 points at 80% power." """
+    """Return a sentence on the smallest drop that the test of a cell can find, as in "5 questions cannot show a drop
+    smaller than 67 points at 80% power." """
     assert one.tested is not None
     found = one.tested.together.paired
     unit = "question" if found.clusters == found.questions else "cluster"
@@ -119,7 +119,7 @@ def _could_see(one: Judged) -> str:
     if found.clusters < fewest_clusters(2 * ALPHA):
         return f"{count} cannot show a drop of any size; at least {fewest_clusters(2 * ALPHA)} are needed."
     if math.isnan(one.drop) or one.drop >= 1:
-        return f"{count} cannot show a drop of any size at 80% power after Holm."
+        return f"{count} cannot show a drop of any size at 80% power after Holm's correction."
     points = 100 * one.drop
     size = f"{points:.1f}".rstrip("0").rstrip(".") if points < 10 else f"{points:.0f}"
     return f"{count} cannot show a drop smaller than {size} points at 80% power."
@@ -176,8 +176,8 @@ def p(value: float) -> str:
 
 
 def decisions(outcome: Outcome) -> Iterator[str]:
-    """Yield sentences on the first eviction at which the two sides of a cell keep different entries of the same
-    answers."""
+    """Yield sentences on the cells whose decisions were recorded on both sides. A sentence names the first eviction at
+    which the two sides keep different entries of the same answers."""
     replayed = [one for one in outcome.judged if any(pair.decided for pair in one.pairs)]
     for one in replayed:
         if one.decision is not None:

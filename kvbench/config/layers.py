@@ -87,9 +87,9 @@ def gather(
 ) -> Gathered:
     """Return the settings from suite, config file, environment variables and flags.
 
-    flags: {name of a setting: the value of its flag}. The value is a `Given`, which names the flag, if the flag has
-    another name than its setting. None and empty lists mean that the user did not give the flag. Flags that belong to
-    no setting are ignored.
+    flags: {name of a setting: the value of its flag}. If a flag has another name than its setting, the value is a
+    `Given` that names the flag. None and empty lists mean that the user did not give the flag. Flags that belong to no
+    setting are ignored.
     """
     files = [read(suite_path(suite), "--suite")] if suite else []
     if config:
@@ -152,7 +152,7 @@ def read(path: Path, option: str) -> tuple[Layer, list[Layer]]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UserError(f"{option}: there is no file {quote(path)}.") from None
+        raise UserError(f"{option}: there is no file {quote(path)}. Check the path.") from None
     except UnicodeDecodeError as error:
         raise UserError(
             f"{path.name} is not UTF-8 (byte 0x{error.object[error.start]:02x} at offset {error.start}). "

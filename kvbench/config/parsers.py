@@ -1,8 +1,7 @@
 """Parsers of single settings. A parser turns a text or TOML value into a typed value, or raises an error.
 
-The same parser serves a flag, an environment variable and a key of a file. The error differs only in its label and, for
-an environment variable, in the order of its words (`BadValue`). ``--seed`` is the label in ``--seed must be a whole
-number from 0 to 9; got 12.``
+The same parser serves a flag, an environment variable and a key of a file. The error's message begins with a label,
+which says where the user gave the value: ``--seed`` in ``--seed must be a whole number from 0 to 9; got 12.``
 """
 
 from __future__ import annotations
@@ -137,7 +136,7 @@ def strings(raw: object) -> tuple[str, ...]:
 
 
 def flag(raw: object) -> bool:
-    """Parse a switch: true or false, also written 1/0, yes/no or on/off in any case."""
+    """Parse a switch: true or false, 1 or 0, yes or no, on or off. Upper case is accepted too."""
     value = SWITCH.get(str(raw).strip().lower())
     if value is None:
         raise BadValue("true or false", quote(raw))

@@ -41,7 +41,8 @@ _LOADED: dict[Path, _Plugin] = {}
 def load_plugin(path: str) -> list[str]:
     """Import a plug-in and return the names that it registered. A file that was imported before is not imported again.
 
-    Raises UserError if the import fails or registers nothing; no name that the file registered then stays registered.
+    Raises UserError if the import fails, or if the file registers nothing. After a failed import, the names that the
+    file registered are removed again.
     """
     label = f"--plugin {quote(path)}"
     file = Path(path).expanduser().resolve()
@@ -153,8 +154,8 @@ def _run(file: Path, source: bytes, name: str, label: str) -> None:
 
 
 def _cause(error: BaseException, file: Path) -> str:
-    """Return one line that says why the import of a plug-in failed and, for errors that are not kvbench's own, at which
-    line of the file."""
+    """Return one line that says why the import of a plug-in failed. For an error that is not one of kvbench's own, it
+    also names the line of the file."""
     if isinstance(error, NameTaken):
         return f": {error} Register it under another name."
     if isinstance(error, KVBenchError):

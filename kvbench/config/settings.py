@@ -1,7 +1,8 @@
 """The settings of a run, each declared once, in the order of ``kvbench run --help``.
 
-To add a setting, add a field to `Settings` with its default, parser and help text. The flag, the key in config files,
-the environment variable, the entry in run.json and the key in lm-eval's model_args are all generated from the field.
+To add a setting, add a field to `Settings` with its default, parser and help text. kvbench generates all else from the
+field: the flag, the key in config files, the environment variable, the entry in run.json and the key in lm-eval's
+model_args.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class Settings:
     """The settings of a run.
 
     None means that the user gave no value. If a sampling setting (temperature, top_p and so on) is None, the task's own
-    value applies (`GenSpec`). "auto" means that the engine chooses, except in `device_map`, where it divides the model
-    among GPUs.
+    value applies (`GenSpec`). "auto" means that the engine chooses the value. Only in `device_map`, "auto" means that
+    the model is divided among GPUs.
     """
 
     task_file: str | None = what(
@@ -178,7 +179,9 @@ class Settings:
     )
     no_compile: bool = engine(False, flag, "Decode on a GPU without compiling the model's layers.")
     prefill_chunk: int = engine(
-        512, whole(1), "Prompt tokens read at once; on a GPU up to 4,096 where no eviction follows. Default: 512."
+        512,
+        whole(1),
+        "Prompt tokens read at once. A GPU may read up to 4,096 if no eviction comes between them. Default: 512.",
     )
     slots: int | Literal["auto"] = engine(
         "auto", whole(1, word="auto"), "Sequences decoded together. Default: auto (from free memory)."

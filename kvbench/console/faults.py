@@ -38,7 +38,7 @@ def of_machine(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of the message of an exception's innermost cause."""
+    """Find the innermost cause of an exception, and return the first line of this cause's message."""
     *_, cause = _causes(error)
     return (words(cause).strip().splitlines() or [type(cause).__name__])[0]
 

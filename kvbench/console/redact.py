@@ -1,14 +1,14 @@
 """Keeps secrets out of files and output.
 
-Stored settings and the commands in kvbench's own messages must stay exact. Therefore `hide_secrets` and `hide_keys`,
-which process them, hide only values that are recognisable as secrets: the usual shapes of keys, users and passwords in
-URLs, and values of environment variables whose names announce a secret. Before a command stores settings, it refuses a
-setting in which `holds_secret` finds a secret.
+Stored settings and the commands in kvbench's own messages must stay exact. `hide_secrets` and `hide_keys` therefore
+hide only values there that are recognisable as secrets: users and passwords in URLs, keys of the usual shapes, and
+values of environment variables whose names announce a secret. Before a command stores settings, it refuses a setting in
+which `holds_secret` finds a secret.
 
-In texts that are only shown, or that other programs wrote, every value behind a name that announces a secret, such as
-``token=``, is hidden as well. `redact_text` does this for messages, URLs and paths, `redact_argv` for a command line,
-and `redact_config` for nested settings. No function recognises a secret of unknown shape behind an ordinary name, so
-never put such a secret on a command line.
+Other texts are only shown, or were written by other programs. In them, every value behind a name that announces a
+secret, such as ``token=``, is hidden as well. `redact_text` does this for messages, URLs and paths, `redact_argv` for a
+command line, and `redact_config` for nested settings. No function recognises a secret of unknown shape behind an
+ordinary name, so never put such a secret on a command line.
 """
 
 from __future__ import annotations
@@ -135,10 +135,10 @@ def holds_secret(value: Any) -> bool:
 
 
 def hide_secrets(value: Any) -> Any:
-    """Return settings in which ``***`` replaces every text that contains a secret, as a whole.
+    """Return settings in which ``***`` takes the place of every text that contains a secret.
 
-    The value of `judge_key_env` is hidden unless it has the form of a variable's name, because a user may have typed a
-    key in place of the name.
+    The value of `judge_key_env` is shown only if it has the form of a variable's name. Otherwise the user may have
+    typed a key in place of the name.
     """
     if isinstance(value, Mapping):
         return {str(name): _kept(str(name), v) for name, v in value.items()}
@@ -152,10 +152,10 @@ def _kept(name: str, value: Any) -> Any:
 
 
 def _value(name: str, value: str) -> str:
-    """Return what to show for the value of an option whose name announces a secret: ``***``.
+    """Return ``***`` in place of the value of an option whose name announces a secret.
 
-    If the option takes the name of a variable, as ``--judge-key-env`` does, a value with the form of such a name is
-    shown unchanged, because it is no secret.
+    Options such as ``--judge-key-env`` take the name of a variable. Their value is returned unchanged if it has the
+    form of such a name, because it is then no secret.
     """
     names_variable = name.lower().replace("-", "_").endswith("_env") and _VARIABLE_NAME.fullmatch(value)
     return value if names_variable and not _SHAPES.search(value) else HIDDEN

@@ -8,9 +8,9 @@ the process ends within ten seconds.
 
 The first SIGINT, SIGTERM or SIGHUP raises `Signalled` in the main thread, between two operations of Python. Python runs
 signal handlers only in the main thread, which may be inside a matrix product for a minute. A second thread therefore
-watches for signals, too. If the main thread has not ended the process within `PATIENCE` seconds, or at a second signal,
-this thread ends it with the same line and exit code. `at_end` registers the clean-up of resources that must not outlive
-the process, such as locks and child processes.
+watches for signals, too. This thread ends the process with the same line and exit code in two cases: a second signal
+comes, or the main thread has not ended the process within `PATIENCE` seconds. `at_end` registers the clean-up of
+resources that must not outlive the process, such as locks and child processes.
 """
 
 from __future__ import annotations
@@ -77,11 +77,10 @@ def install() -> None:
 
 @contextlib.contextmanager
 def phase(tell: Callable[[], str]) -> Iterator[None]:
-    """If a signal ends the block, raise `Interrupted` with the text that `tell` returns. tell: called only in this
-    case.
+    """If a signal ends the block, raise `Interrupted` with the text that `tell` returns.
 
-    This also holds if a library discarded `Signalled` and the block then fails with an exception that is no
-    KVBenchError, see `came`.
+    `Interrupted` is also raised if a library discarded `Signalled` and the block then failed with an exception other
+    than KVBenchError (see `came`). tell: called only if `Interrupted` is raised.
     """
     _tellers.append(tell)
     try:
@@ -100,8 +99,9 @@ def phase(tell: Callable[[], str]) -> Iterator[None]:
 def came() -> Signalled | None:
     """Return the `Signalled` of the first signal that this process received; None if it received none.
 
-    A library may discard this exception and then fail in another way: if it is raised while torch imports numpy, torch
-    goes on with half of numpy. Callers therefore treat an unexpected error after a signal as an interruption.
+    A library may discard `Signalled` and then fail in another way. For example, torch discards it while it imports
+    numpy, and goes on with half of numpy. Callers therefore treat an unexpected error after a signal as an
+    interruption.
     """
     return None if _handling is None or _handling.number is None else Signalled(_handling.number)
 
@@ -148,8 +148,8 @@ def not_at_end(clean: Callable[[], None]) -> None:
 
 
 def say(error: Interrupted, tell: Callable[[Interrupted], None]) -> None:
-    """Clean up, then call `tell` with the error to print the line of an interrupted command. `tell` is not called if
-    the watching thread has printed the line.
+    """Clean up, then let `tell` print the error as the line of an interrupted command. `tell` is not called if the
+    watching thread has printed this line already.
     """
     clean_up()
     if _handling is None or _handling.claim():

@@ -2,8 +2,9 @@
 
 Callers escape text from outside kvbench (answers, file names) with `clean` or `kvbench.errors.quote` before they print
 the text on stdout. The functions for stderr escape their text themselves and hide keys in it. In notes and warnings,
-they also hide the value of every ``name=value`` whose name announces a secret. Errors keep such values, because they
-show commands for the user to type; in messages of other libraries, `faults.words` hides them first.
+they also hide the value of every ``name=value`` whose name announces a secret. Errors keep such values, because errors
+show commands for the user to type. If an error quotes another library's message, `faults.words` has hidden the values
+in the quotation.
 """
 
 from __future__ import annotations

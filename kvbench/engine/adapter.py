@@ -5,9 +5,10 @@
 
 Inside the block, each linear layer that the adapter names computes W x + scaling B A x, where W is the layer's weight.
 
-Tensors are named ``A.<layer>.<projection>`` [r, in] and ``B.<layer>.<projection>`` [out, r], as in ``A.3.q_proj``,
-beside ``scaling`` [1]. Hu et al., LoRA, arXiv 2106.09685. kvbench does not use peft here, because peft modifies the
-model: the prompt's keys and values must stay bit-equal to those of the unmodified model.
+An adapter of rank r has the tensors ``A.<layer>.<projection>`` [r, in], ``B.<layer>.<projection>`` [out, r] and
+``scaling`` [1]. For example, ``A.3.q_proj`` belongs to the query projection of layer 3. Hu et al., LoRA,
+arXiv 2106.09685. kvbench does not use peft here, because peft modifies the model: the prompt's keys and values must
+stay bit-equal to those of the unmodified model.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ def projections(model: Any) -> dict[str, torch.nn.Linear]:
 def fit_adapter(shapes: Mapping[str, tuple[int, ...]], model: Any) -> dict[str, tuple[int, ...]]:
     """Return the shapes of an adapter's tensors, corrected so that they fit the linear layers of `model`.
 
-    `shapes` was derived from the model's configuration. It may list projections that a hybrid model lacks in layers
-    without attention; these are left out. Its widths are wrong where attention has an output gate.
+    `shapes` was derived from the model's configuration alone. The result leaves out projections that the model lacks,
+    for example attention projections in layers without attention. The widths come from the model's layers, because
+    `shapes` has wrong widths if attention has an output gate.
     """
     places = projections(model)
     fitted: dict[str, tuple[int, ...]] = {}

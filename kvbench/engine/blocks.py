@@ -11,12 +11,12 @@ LOOK = 8  # most steps before the host looks at their tokens
 
 
 def block_length(sequences: Many[Sequence], trigger: Trigger, look: int, states: bool = False) -> int:
-    """Return the number of steps until the first tick of any sequence, or until all turns have their maximum length,
-    but at most `look`.
+    """Return how many steps the device runs in one block, at most `look`.
 
-    The number is 1 if a stop string may end a turn and another turn may follow: a longer block would write entries
-    after the stop string, which cannot be removed. If `states` is true (layers of the model keep a state), the number
-    is also 1 if another turn may follow any turn, because a step changes even the states of sequences that have ended.
+    The block ends at the first tick of any sequence, or when all turns have their maximum length. If any sequence is in
+    a conversation with stop strings, the block has 1 step: a longer block would write entries after the stop string,
+    which cannot be removed. states: whether layers of the model keep a state. If so, the block has 1 step in every
+    conversation, because further steps would change the states of a sequence that has ended.
     """
     if any(s.request.conversation and (s.request.stop_strings or states) for s in sequences):
         return 1
@@ -28,7 +28,7 @@ def stores_newest(sequences: Many[Sequence], trigger: Trigger, width: int, steps
     """Return whether the queries and hidden states of the next `steps` steps must be stored.
 
     A slot has room for the queries and hidden states of its newest `width` tokens; each new token replaces the oldest.
-    So the steps must store theirs if a sequence has its next tick while the slot still holds some of them.
+    So the steps need store nothing if all of it would be replaced before the next tick of any sequence.
     """
     if width == 0 or trigger.growth is None or width >= trigger.growth:
         return width > 0

@@ -17,10 +17,10 @@ META = torch.device("meta")
 def drawing_bytes(vocabulary: int, dtype: torch.dtype, sampling: Sampling, backend: Backend, *, gpu: bool) -> int:
     """Return the most bytes that `sampler.next_tokens` takes per row, in addition to the logits.
 
-    vocabulary, dtype: of the logits. The count assumes a slot whose answer may not end yet, so that end tokens are
-    banned. It also assumes that a draw among the largest logits, which a CPU tries first, does not suffice and the
-    whole vocabulary is drawn from again. On a GPU (`gpu`), backends other than "torch" draw with kernels that hold only
-    a few numbers per row; for them the result is 0.
+    vocabulary, dtype: number and dtype of the logits in a row. The count assumes the most costly draw. End tokens are
+    banned, because the answer may not end yet. The first draw of a CPU, among the largest logits only, does not
+    suffice, so a second draw reads the whole vocabulary. The result is 0 for backends other than "torch" on a GPU
+    (`gpu`): their kernels hold only a few numbers per row.
     """
     if not vocabulary or (gpu and backend != "torch"):
         return 0

@@ -1,9 +1,9 @@
 """Evictions while decoding: at a slot's tick the method decides which entries stay, and the cache drops the others.
 
-A view shows a method the entries about which it decides, of one or several slots. A method that is not `stacked` gets
-views of one layer each. A `stacked` method gets several layers in one view: those with equally many entries or, if it
-decides about all layers together and they fit into one view, all layers, padded to one length. Decisions do not depend
-on which slots share a view.
+A view shows a method entries of one or several slots. A method that is not `stacked` gets one layer per view. A
+`stacked` method that decides about each layer alone may get several layers per view, all with equally many entries. A
+`stacked` method that decides about all layers together gets them in one view, padded to one length; if they do not fit
+into one view, it gets one layer per view. Decisions do not depend on which slots share a view.
 `cache.prompt.PromptCache` evicts while a prompt is read.
 """
 
@@ -71,11 +71,10 @@ class Evictor:
         self.noise_key[slot], self.evictions[slot] = noise.signed64(noise_key), evictions
 
     def tick(self, slots: Sequence[int]) -> list[int]:
-        """Act on the sequences in these slots, which have a tick: let a method with `Needs(queries="since_last")`
-        observe them and, where the trigger demands an eviction (`Trigger.full`), drop the entries that the method does
-        not keep.
+        """Run a tick of the sequences in these slots; return the slots that lost entries.
 
-        Return the slots that lost entries.
+        A method with `Needs(queries="since_last")` first observes each sequence's new queries. Then the method evicts
+        entries of those sequences for which the trigger demands an eviction (`Trigger.full`).
         """
         cache, observes = self.cache, self.needs.queries == "since_last"
         held, sizes = {s: cache.held(s) for s in slots}, {s: self._allowed(s) for s in slots}
@@ -94,8 +93,11 @@ class Evictor:
         return [s for s in due if cache.held(s) < held[s]]
 
     def kept(self, slot: int, spans: Sequence[tuple[int, int]]) -> tuple[float, float]:
-        """Return the share of text tokens and the share of image tokens whose entries a slot holds now, each a mean
-        over heads of evicted layers. spans: the first and the last + 1 position of each image's tokens."""
+        """Return the share of text tokens, and the share of image tokens, that still have an entry in a slot.
+
+        Each share is a mean over the heads of evicted layers. spans: for each image, its first position and its last
+        position + 1.
+        """
         self._complete([slot])
         held: list[torch.Tensor] = []
         for stack, batch in self._batches({slot: 0}, 0):
@@ -139,11 +141,11 @@ class Evictor:
         yield from ([part] for part in self._batches(sizes, self.needs.width))
 
     def _jointly(self, sizes: Mapping[int, int]) -> Iterator[list[Part]]:
-        """Yield, for each group of slots, the batches of which the method gets a view each: one batch with all layers
-        if it fits into one view, else one batch per layer.
+        """Yield groups of batches. In each group the method decides about all layers of some slots together.
 
-        The slots of a group have equal `sizes` and equally long views. All views of a group together stay within the
-        scratch of one view, unless the group is a single slot.
+        The method gets one view per batch. A group is one batch with all layers if that fits into one view, else one
+        batch per layer. Its slots have equal `sizes` and equally long views. All views of a group together stay within
+        the scratch of one view, unless the group has only one slot.
         """
         one_view: dict[tuple[int, ...], list[int]] = {}
         by_layer: dict[tuple[int, ...], list[int]] = {}
@@ -174,7 +176,8 @@ class Evictor:
         """Return, for each view of a slot, its places per head and whether its heads are padded (`Stack.shown`).
 
         The result is one flat list: for each stack, the numbers of places of all views, then the flags of all views.
-        Slots with equal results may share a batch. together: one view shows all layers of a stack, not one layer.
+        Slots with equal results may share a batch. together: whether each view shows all layers of a stack, or only
+        one.
         """
         of = (stack.rows_of([slot]) for stack in self.cache.stacks)
         shown = (stack.shown(rows[None] if together else rows) for stack, rows in zip(self.cache.stacks, of))

@@ -149,7 +149,10 @@ def footprint(
 
 
 def _copied(method: Method) -> Method:
-    """Return a copy of the method, whose code may store meta tensors in it; if it cannot be copied, the method."""
+    """Return a copy of the method, because its code may store meta tensors in the object.
+
+    If copying fails, return the method itself.
+    """
     try:
         return copy.deepcopy(method)
     except Exception:  # a plug-in may hold anything
@@ -165,9 +168,9 @@ def _kept(method: Method, rows: int) -> int:
 
 
 def _wide(geometry: Sequence[LayerGeometry], block: int, rows: int, prefill: str) -> list[LayerGeometry]:
-    """Return the layers, with each sliding window as wide as the entries that it holds while a prompt is read.
+    """Return the layers, with each sliding window as wide as the entries that a head holds while a prompt is read.
 
-    With chunked prefill it holds its own width and one block, otherwise all `rows` entries of the prompt.
+    With chunked prefill these are the window's entries and one block more, otherwise all `rows` entries of the prompt.
     """
     more = block if prefill == "chunked" else rows
     return [g if g.window is None else replace(g, window=min(g.window + more, rows)) for g in geometry]
@@ -176,11 +179,11 @@ def _wide(geometry: Sequence[LayerGeometry], block: int, rows: int, prefill: str
 def _step(
     shape: ModelShape, geometry: Sequence[LayerGeometry], rows: int, dtype: torch.dtype, drawing: int, gathered: bool
 ) -> int:
-    """Return the bytes of a decode step per slot: activations, one layer's attention, logits, and what follows from
-    the logits: a draw, or the log-probabilities of a given token.
+    """Return the bytes of a decode step per slot: for activations, one layer's attention, logits and the next token.
 
-    rows: entries per head; drawing: bytes of a draw; gathered: whether a layer's entries are copied into one tensor
-    before attention reads them.
+    The next token is drawn, or is given and gets a log-probability; the larger of both counts is used. rows: entries
+    per head. drawing: bytes of a draw. gathered: whether a layer's entries are copied into one tensor before attention
+    reads them.
     """
     vocabulary = shape.vocabulary * dtype.itemsize + max(drawing, 2 * FLOAT * shape.vocabulary)
     weights = max(g.query_heads for g in geometry) * rows * (dtype.itemsize + 2 * FLOAT)

@@ -1,8 +1,8 @@
 """The images of a prompt, as the model reads them: inputs beside token ids, and the rotary positions of the tokens.
 
-For methods, masks, windows and columns, a token's position is its index in the prompt. RoPE may use another one: some
-model families rotate image tokens by rotary positions with three axes (time, height, width). In these families a token
-after the prompt has the rotary position index + delta on every axis; delta is one number per prompt.
+For methods, masks, windows and columns, a token's position is its index in the sequence. RoPE may use other positions:
+some model families rotate image tokens by rotary positions with three axes (time, height, width). In these families a
+token after the prompt has the rotary position index + delta on every axis; delta is one number per prompt.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class PromptImages:
     def of(cls, model: Any, ids: Sequence[int], images: Images) -> PromptImages:
         """Return the images of the prompt with the token ids `ids`, with the model's inputs for each image.
 
-        Raises UserError if the engine does not support images for this model, if the prompt's text, outside the
-        images' tokens, holds the model's image token, or if `rotary_axes` raises it.
+        Raises UserError in three cases: the engine does not support images for this model; the prompt's text, outside
+        the images, holds the model's image token; `rotary_axes` raises a UserError.
         """
         check_images_of(model.config.to_dict())
         device = next(model.parameters()).device
@@ -57,8 +57,10 @@ class PromptImages:
         return 0 if self.axes is None else int(self.axes[..., :tokens].max()) + 1 - tokens
 
     def kept(self, held: Sequence[Sequence[torch.Tensor]]) -> tuple[float, float]:
-        """Return `kept_shares` of the prompt after its evictions. held: for each layer, the positions of each head's
-        entries."""
+        """Return `kept_shares` of the prompt after its evictions.
+
+        held: for each layer, the positions of each head's entries.
+        """
         heads = [positions for layer in held for positions in layer]
         return kept_shares(heads, self.images.spans, len(self.modality))
 
@@ -90,8 +92,10 @@ class PromptImages:
         return torch.nn.functional.pad(known, (0, last - first - len(known)))
 
     def _rotary(self, axes: torch.Tensor, first: int, last: int) -> torch.Tensor:
-        """Return the rotary positions [3, 1, t] of the tokens from `first` up to `last`, including tokens after the
-        prompt."""
+        """Return the rotary positions [3, 1, t] of the t tokens from `first` up to `last`, exclusive.
+
+        Some of the tokens may come after the prompt.
+        """
         length = axes.shape[-1]
         later = torch.arange(max(first, length), max(last, length), device=axes.device) + self.delta(length)
         return torch.cat([axes[..., first:last], later.expand(3, 1, -1)], dim=-1)
@@ -103,10 +107,10 @@ def joined(read: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
 
 
 def kept_shares(held: Sequence[torch.Tensor], spans: Sequence[tuple[int, int]], seen: int) -> tuple[float, float]:
-    """Return the share of text tokens and the share of image tokens whose entries are held, each a mean over heads.
+    """Return the share of text tokens, and the share of image tokens, that still have an entry; each a mean over heads.
 
-    held: the positions of each head's entries, over all evicted layers; spans: the first and the last + 1 position of
-    each image's tokens; seen: number of tokens read.
+    held: for each head of all evicted layers, the positions of its entries. spans: for each image, its first position
+    and its last position + 1. seen: number of tokens read.
     """
     shown, every = sum(end - start for start, end in spans), torch.cat([p.to(held[0].device) for p in held])
     inside = int(sum(((every >= start) & (every < end)).sum() for start, end in spans))
@@ -124,9 +128,9 @@ def rotary_axes(
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return the rotary positions [3, b, T] of prompts with images, and the delta [b] of each prompt.
 
-    delta: rotary position minus index of a token after the prompt. Positions and delta come from the model's own
-    function; None for model families without this function, whose RoPE uses the index. shown: [b, T] bool, the tokens
-    that stand for images; inputs: the model's inputs for the images; mask: [b, T], 0 for pads.
+    delta: rotary position minus index of a token after the prompt. Both come from the model's function
+    `get_rope_index`. The result is None for models without this function, whose RoPE uses the index. shown: [b, T]
+    bool, the tokens that stand for images; inputs: the model's inputs for the images; mask: [b, T], 0 for pads.
     Raises UserError if the model has this function and `inputs` lack `image_grid_thw`.
     """
     inner = getattr(model, "model", model)
@@ -144,8 +148,7 @@ def rotary_axes(
 
 
 def on_device(model: Any, value: Any) -> Any:
-    """Return `value` on the model's device, and in the model's dtype if it holds floats; a value that is no tensor
-    unchanged."""
+    """Return a tensor on the model's device, floats also in the model's dtype; return any other value unchanged."""
     if not isinstance(value, torch.Tensor):
         return value
     parameter = next(model.parameters())

@@ -20,8 +20,8 @@ class OutOfMemory(SetupError):
     """The engine ran out of memory.
 
     Attributes:
-        under_way: (document, sample) of each sequence whose prompt was being read or that was being decoded; empty if
-            the engine was not built yet.
+        under_way: (document, sample) of each sequence that was being read or decoded; empty if the engine was not
+            built yet.
         cause: first line of the allocator's message.
     """
 
@@ -39,21 +39,23 @@ def total(device: torch.device) -> int:
 
 
 def release(device: torch.device) -> None:
-    """Collect Python's garbage, and return the memory that torch caches to the device."""
+    """Collect Python's garbage, and give the memory that torch caches back to the device."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def limit(device: torch.device, most: int | None) -> None:
-    """Let torch allocate at most `most` bytes of a GPU's memory. None, or at least as many as the GPU has: change
-    nothing."""
+    """Let torch allocate at most `most` bytes of a GPU's memory.
+
+    There is no limit on a CPU, if `most` is None, or if the GPU has no more than `most` bytes.
+    """
     if device.type == "cuda" and most is not None and most < total(device):
         torch.cuda.set_per_process_memory_fraction(most / total(device), device)
 
 
 def reset_peak(*devices: torch.device) -> None:
-    """Begin a new measurement, whose result `peak` returns."""
+    """Begin to measure the peak memory use of these devices, which `peak` returns."""
     for device in devices:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)

@@ -93,7 +93,7 @@ class MetaBytes(LiveBytes):
         if self._reads_left is not None:
             self._reads_left -= 1
             if self._reads_left < 0:
-                raise RecursionError("the code reads values of meta tensors without end: it waits for another value.")
+                raise RecursionError("the code reads values of meta tensors too often, as if in an endless loop.")
 
 
 def _as_numbers(indices: Sequence[Any], answers: Answers) -> list[Any]:

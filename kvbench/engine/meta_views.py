@@ -34,8 +34,8 @@ class Shown:
             sequence.
         entries: places per head; queries, hidden: numbers of newest queries and hidden states per sequence.
         views: how many views the method gets in the call; stacked: whether they are `StackView`s.
-        together: in a stacked view, the number of layers about which the method decides together; 0: it decides about
-            each element of axis 0 by itself.
+        together: in a stacked view, the number of layers about which the method decides together; 0: the method
+            decides about each element of axis 0 by itself.
         probe: length in tokens of the probe to which the queries belong; 0: the queries belong to no probe.
         copied: whether a view copies the entries out of the cache.
     """
@@ -56,8 +56,8 @@ class MetaViews:
     """Makes the views of one method on one model.
 
     Attributes:
-        method: the cell's method. Of a combined method "a+b" it is the whole, since entries have the columns of both
-            parts.
+        method: the cell's method. A combined method "a+b" is given as a whole, because entries have the columns of
+            both parts.
         geometry: the evicted layers of the cache, the largest first.
         model: function that returns the model without weights, on the meta device, in any dtype.
         dtype: the dtype of keys, values, queries and hidden states; interval: generated tokens between two evictions.
@@ -73,10 +73,10 @@ class MetaViews:
     kernels: bool = False
 
     def rules(self, acting: Method) -> Rules:
-        """Return `acting` with what its views need: budget, interval and, on the meta device, its weights, RoPE and
-        attention.
+        """Return the `Rules` of a method, with all that its views need.
 
-        acting: the method, a part of a combined method, or a method that evicts a copy of the cache for probes.
+        Weights, RoPE and attention are on the meta device. acting: the cell's method, a part of a combined method, or a
+        method that evicts a copy of the cache for probes.
         """
         layers, needs = self._layers(), acting.needs()
         attention = {}
@@ -93,7 +93,7 @@ class MetaViews:
         )
 
     def weights(self, acting: Method) -> dict[str, torch.Tensor]:
-        """Return meta tensors of the shapes of a method's weights, by name; {} if it has none or unknown shapes."""
+        """Return meta tensors shaped like a method's weights, by name; {} if there are none or of unknown shapes."""
         declared = acting.weights()
         try:
             shapes = {} if declared is None else shapes_of(declared, self.model())

@@ -2,15 +2,15 @@
 
     t_step = max(W / BW, 2 N b / F) + sum over layers of max(b (n + 1) kv / BW, 4 b n Hq D / F);  tokens/s = b / t_step
 
-with b slots, n mean live entries per head, kv bytes of one token in all heads of a layer, Hq query heads of dimension
-D, W bytes of weights that a step reads, N parameters that one token uses. Matrix products and attention do not overlap
-within a step, so their times add. A layer with a sliding window counts at most its window for n. The states of
-recurrent layers, S bytes per sequence, are read and written in each step, which adds 2 b S / BW to t_step. BW (bytes/s)
-and F (FLOP/s) are measured on this machine, not looked up.
+Letters: b slots; n live entries of a head, on average; kv bytes of one token's entries in all heads of a layer; Hq
+query heads of dimension D; W bytes of weights that a step reads; N parameters that one token uses. BW (bytes/s) and F
+(FLOP/s) are measured on this machine, not looked up. Matrix products and attention do not overlap within a step, so
+their times add. A layer with a sliding window counts at most its window for n. The states of recurrent layers, S bytes
+per sequence, are read and written in each step, which adds 2 b S / BW to t_step.
 
 In a mixture of experts, a token uses the share a of the routed experts. So N counts the share a of their parameters,
 and W the share 1 - (1 - a)^b of their bytes. Weights that stay quantised in memory count with their stored bytes. The
-number of slots is computed from the device's total memory, not from the memory that is free at the moment, so that a
+number of slots is computed from the device's total memory, not from the memory that is free at the moment. So a
 resumed run gets the same number.
 """
 
@@ -185,7 +185,7 @@ def cell_footprint(
 def evictable_share(
     geometry: Sequence[LayerGeometry], states: Sequence[StateShape], tokens: int, dtype: torch.dtype
 ) -> float:
-    """Return which share of the bytes of a full cache of `tokens` tokens methods may evict.
+    """Return the share of bytes that methods may evict in a full cache of `tokens` tokens.
 
     Methods evict neither the entries of sliding-window layers nor the states of recurrent layers.
     """
@@ -228,7 +228,7 @@ def _product(a: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 
 def _pair(elements: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return two tensors of `elements` bytes; None if memory does not suffice."""
+    """Return two tensors of `elements` bytes each; None if memory does not suffice."""
     try:
         source = torch.ones(elements, device=device, dtype=torch.uint8)
         return source, torch.empty_like(source)

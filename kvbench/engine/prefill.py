@@ -3,9 +3,9 @@
     layer by layer   One forward pass reads the whole prompt; every layer is evicted right after its attention. The
                      prompt's hidden states equal those with the full cache; peak memory is one layer's full KV plus
                      the budgets of the other layers.
-    whole            The prompt is read in passes (of one chunk; on a GPU of several, `layout.pass_tokens`), without
-                     eviction before its end: for the full cache, for methods that need all layers at once, and for
-                     probes. Here, too, hidden states equal those with the full cache.
+    whole            The prompt is read in passes (see `layout.pass_tokens`), without eviction before its end. This way
+                     serves the full cache, methods that need all layers at once or run probes, and models with
+                     recurrent layers. Here, too, hidden states equal those with the full cache.
     chunked          The prompt is read in chunks, with an eviction after every chunk (`prefill=chunked`). Memory is
                      bounded for any length, but later chunks read an evicted cache, so results differ from the other
                      two ways.
@@ -14,6 +14,8 @@ A pass never splits an image: a chunk ends before an image that it would split. 
 `chunk` makes a longer chunk.
 
 With query-agnostic compression, the context is read and evicted first; then the question is read, without an eviction.
+
+Letters: b prompts, t tokens, V logits (one per token of the vocabulary).
 """
 
 from __future__ import annotations
@@ -81,11 +83,11 @@ class PromptState:
 
 
 class PromptReader:
-    """Reads prompts, one at a time, inside a `with reader.model.routed()` block that the caller opens.
+    """Reads prompts inside a `with reader.model.routed()` block that the caller opens.
 
     Args:
-        chunk: tokens per forward pass if an eviction follows each pass, else see `layout.pass_tokens`. In longer
-            passes, queries per attention call, with the exceptions of `BlockWriter`.
+        chunk: most tokens per pass if an eviction follows each pass; otherwise see `layout.pass_tokens`. Longer passes
+            compute attention for `chunk` queries at a time, with the exception that `BlockWriter` names.
         prefill: when to evict: once ("full") or after every chunk ("chunked").
         log: receives the kept positions of every eviction, see `rules.KeptLog`.
     """
@@ -198,7 +200,7 @@ class PromptReader:
     ) -> tuple[PromptCache, torch.Tensor, _PromptEvictions]:
         """Return the cache of b prompts after their evictions, the next token's logits [b, V], and the evictions.
 
-        compress_at: number of tokens to read before the last eviction, None: all; the other tokens are read afterwards.
+        compress_at: number of tokens to read before the last eviction; the other tokens are read after it. None: all.
         images: the prompt's images, None without; with images, b must be 1.
         """
         length = len(prompts[0])
@@ -270,7 +272,7 @@ class PromptReader:
         modality: torch.Tensor | None = None,
         **inputs: torch.Tensor,
     ) -> torch.Tensor:
-        """Read tokens or embeddings; return the logits [b, keep, V] after the last `keep`, with keep=0 after all.
+        """Read tokens or embeddings; return the logits [b, keep, V] after the last `keep` of them (keep=0: after all).
 
         rows: number of tokens or embeddings; inputs: the model's inputs.
         """

@@ -16,8 +16,8 @@ HEADER = 8  # tokens of the reply header, as many as in the longest known templa
 class ProbeSizes:
     """The sizes of a method's probes over one prompt.
 
-    longest: number of tokens of the longest probe; kept: number of tokens of all probes to which later probes attend;
-    against: the methods that evict copies of the cache for probes (`Probe.against`).
+    longest: tokens of the longest probe; kept: total tokens of those probes to which later probes attend; against: the
+    methods that evict copies of the cache for probes (`Probe.against`).
     """
 
     longest: int = 0

@@ -35,9 +35,10 @@ class Drafts:
     _loaded: dict[str, Any] = field(default_factory=dict)
 
     def continue_(self, name: str, ids: Sequence[int], count: int) -> tuple[int, ...]:
-        """Return up to `count` greedy tokens of a draft model after `ids`, up to the first id that the target lacks.
+        """Return up to `count` greedy tokens that a draft model generates after `ids`.
 
-        Raises SetupError when the tokenizers of the draft model and the target differ.
+        The tokens end before the first id that the target lacks. Raises SetupError when the tokenizers of the draft
+        model and the target differ.
         """
         if name not in self._loaded:
             draft = self.load(name)
@@ -58,7 +59,7 @@ class Drafts:
 def _vocabulary(loaded: Any) -> Any:
     """Return a model's vocabulary, to be compared with that of another model.
 
-    For a model without a tokenizer, return its number of embeddings. It is only a last resort, because models that
+    For a model without a tokenizer, return its number of embeddings. This number is only a last resort: models that
     share a tokenizer may pad their embedding tables differently.
     """
     if hasattr(loaded.tokenizer, "get_vocab"):
@@ -101,7 +102,10 @@ class ReadPrompt:
 
 @contextlib.contextmanager
 def reading(model: Any, probe: Probe, weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield a probe's model inputs and its length in tokens or embeddings. Inside the block its adapter is applied."""
+    """Yield a probe's model inputs and its length in tokens or embeddings.
+
+    Inside the block the model applies the adapter in `weights` if the probe is learned.
+    """
     if not probe.learned:
         yield {"input_ids": torch.tensor([list(probe.tokens)], device=model.device)}, len(probe.tokens)
         return
@@ -111,8 +115,10 @@ def reading(model: Any, probe: Probe, weights: Mapping[str, torch.Tensor]) -> It
 
 
 def run_probes(cache: PromptCache, prompt: ReadPrompt, forward: Forward, block: int) -> None:
-    """Let the model read every probe that the method yields. The method may change `cache`'s columns and states; no
-    entry of a probe stays."""
+    """Let the model read every probe that the method yields.
+
+    The method may change the columns and states of `cache`. In the end the cache holds no entry of a probe.
+    """
     copies: dict[Method, PromptCache] = {}
     steps = cache.acting.probes(prompt)
     rows, states = {index: layer.rows for index, layer in cache.layers.items()}, cache.recurrent
@@ -132,7 +138,7 @@ def run_probes(cache: PromptCache, prompt: ReadPrompt, forward: Forward, block: 
 
 
 def _run(probe: Probe, cache: PromptCache, target: PromptCache, forward: Forward, block: int) -> int:
-    """Read a probe against `target`, which is `cache` or an evicted copy of it; return the greedy token after it."""
+    """Read a probe against `target` (`cache` or an evicted copy of it); return the greedy token after the probe."""
     before = {index: layer.rows for index, layer in target.layers.items()}
     states = target.recurrent
     target.recurrent = copied(states)

@@ -27,7 +27,7 @@ class PromptBytes:
     Attributes:
         geometry: all layers; a sliding window is as wide as the entries that it holds while a prompt is read. stored:
             the layers among them whose entries this device holds.
-        held: what each layer stores beside keys and values before its eviction (its `rows` is ignored); hidden_left:
+        held: what each layer stores beside keys and values before its eviction (`held.rows` is ignored). hidden_left:
             how many of the newest hidden states each layer still stores after its eviction.
         rows: entries per head before the eviction; left: entries per head after it, with the tail (`layout.Lengths`).
         block: the most tokens of a chunk; also the most queries in a call of the observer or of masked attention.
@@ -52,8 +52,10 @@ class PromptBytes:
     scratch: Scratch
 
     def peak(self, whole: bool, reading: int) -> int:
-        """Return the most bytes that the prompt and its cache take. reading: most bytes beside the cache while the
-        prompt is read."""
+        """Return the most bytes that the prompt and its cache take.
+
+        reading: most bytes beside the cache while the prompt is read.
+        """
         full, left = self._cache(self.stored, self.rows), self.read()
         packed = self._bytes(self.stored, replace(self._after(), queries=0, recurrent=()))  # all else is not copied
         evicting = self._one_layer(self.left)  # an eviction copies what stays, layer by layer
@@ -106,9 +108,9 @@ class PromptBytes:
         return plan_slot_bytes(layers, self.method, held, self.dtype)
 
     def _pass(self, tokens: int, rows: int, inside: int, uneven: bool = False, layer: int = 0) -> int:
-        """Return the bytes beside the cache of a pass over `tokens` tokens; the last of them sees `rows` entries.
+        """Return the bytes that a pass over `tokens` tokens takes beside the cache; its last token sees `rows` entries.
 
-        inside: most bytes that a layer takes before or after its attention to grow, be observed or be evicted.
+        inside: most bytes that a layer takes before or after its attention, when it grows, is observed or is evicted.
         uneven: whether heads hold different numbers of entries. layer: bytes of the entries that a layer holds from its
         attention until its eviction, if each layer is evicted before the next one is read.
         """

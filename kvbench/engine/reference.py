@@ -1,9 +1,9 @@
 """The slow reference for the engine's logits: one dense forward pass in which masks hide the evicted entries.
 
-While the engine runs, `KeptHistory` logs the entries that every eviction kept. Afterwards one dense forward pass over
-the whole sequence, with a mask per layer and head built from the log, must give the engine's logits within rounding.
-The reference shares no cache code with the engine, so it catches errors of position, RoPE, compaction, GQA grouping and
-off-by-one.
+While the engine runs, `KeptHistory` logs the entries that every eviction kept. Afterwards one dense forward pass reads
+the whole sequence, with a mask per layer and head that is built from the log. Its logits must equal the engine's within
+rounding. The reference shares no cache code with the engine, so it catches errors of position, RoPE, compaction, GQA
+grouping and off-by-one.
 """
 
 from __future__ import annotations
@@ -65,9 +65,10 @@ def dense_logits(
     keys: Sequence[int],
     images: Images | None = None,
 ) -> torch.Tensor:
-    """Return logits [T, V] of one dense forward pass under the logged masks.
+    """Return the logits [T, V] of one dense forward pass over the T tokens `ids`, under the logged masks.
 
-    keys: as in `KeptHistory.visible`; images: the images of the prompt with which `ids` begins.
+    V: size of the vocabulary; keys: as in `KeptHistory.visible`; images: the images of the prompt with which `ids`
+    begins.
     """
     length = len(ids)
     device = loaded.device

@@ -1,4 +1,7 @@
-"""`Rules`: a method with its budget, weights and RoPE. It builds the views of layers that the method reads."""
+"""`Rules`: a method with its budget, weights and RoPE. It builds the views of layers that the method reads.
+
+Letters: b sequences, Hk KV heads, n places for an entry per head, D head dimension, t new tokens, V token ids.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +42,9 @@ class Rows:
 class Batch:
     """Sequences that a method decides about together, with the facts that the method may read. Tensors are [b].
 
-    seen: tokens read; longest: the largest of `seen`; evictions: evictions so far; allowed: entries per head that each
-    sequence may keep; layers: the layer of each element of axis 0, None if the method sees one layer at a time;
-    together: for a method that decides about all layers together, the layers over which axis 0 runs, each with the same
+    seen: tokens read. longest: the largest of `seen`. evictions: evictions so far. allowed: entries per head that each
+    sequence may keep. layers: the layer of each element of axis 0; None if the method sees one layer at a time.
+    together: if the method decides about all layers together, the layers over which axis 0 runs, each with the same
     sequences; else empty.
     """
 
@@ -62,7 +65,7 @@ class Rules:
     Attributes:
         budget: entries per layer and KV head; None: the method takes no budget, or each sequence has its own.
         interval: generated tokens between two ticks.
-        kernels: whether the method's terms may run Triton kernels, which need a GPU.
+        kernels: whether the method's code may run Triton kernels, which need a GPU.
     """
 
     method: Method
@@ -171,8 +174,7 @@ class Rules:
 
 
 def no_hidden_states(layer: int) -> UserError:
-    """Return the error for a method that reads hidden states, on a model that does not pass the hidden states of
-    `layer` to attention."""
+    """Return the error for a method that reads hidden states which the model does not pass to attention in `layer`."""
     return UserError(
         f"the method reads hidden states, which kvbench cannot get from layer {layer} of this model. "
         "Use another method."
@@ -196,4 +198,4 @@ def allowed(method: Method, budget: int | None, prompt_len: int, seen: int, evic
 def check_held(held: float, most: int) -> None:
     """Raise BudgetViolation when the layers hold more entries per head, on average, than `most`."""
     if held > most + 1e-6:
-        raise BudgetViolation(f"budget exceeded: the method kept {held:.2f} entries per head, {most} are allowed.")
+        raise BudgetViolation(f"budget exceeded: the method kept {held:.2f} entries per head but may keep {most}.")

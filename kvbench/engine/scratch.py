@@ -1,9 +1,9 @@
-"""Counts the bytes that a method's code takes beside the cache, before a run. The code runs on the meta device, on
-views of the sizes that it will get.
+"""Counts, before a run, the bytes that a method's code takes beside the cache.
 
-Two of these sizes are simplified. If the evicted slots are consecutive, a dense cache shows entries without a copy; a
-plan always counts the copy. Methods that spread their budget unevenly see heads padded to the longest, whose length is
-known only in the run; a plan counts heads of equal length.
+The code runs on the meta device, on views of the sizes that it will get in the run. The count simplifies two things. A
+dense cache shows entries without a copy if the evicted slots are consecutive; the count always includes the copy. A
+method that spreads its budget unevenly sees heads padded to the longest, whose length is known only in the run; the
+count assumes heads of equal length.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Ticks:
     """Scratch bytes of evictions while decoding.
 
     sizes: pairs (number of slots, bytes) in ascending order; the first pair is for one slot. most: the most slots that
-    one view, or the views of one joint decision, can show; further slots follow in later views and need no more bytes.
+    one view, or the views of one joint decision, can show; further slots follow in later views and add no bytes.
     """
 
     sizes: tuple[tuple[int, int], ...]
@@ -65,8 +65,8 @@ class Ticks:
 class Scratch:
     """Counts the bytes that the code of one method takes on one model.
 
-    gpu: whether the method will run on a GPU. counted: counts of decode-time evictions that were made before for this
-    model, by what they depend on; cells whose prompts have other lengths often share them.
+    gpu: whether the method will run on a GPU. counted: earlier counts for evictions while decoding on this model, by
+    what each count depends on. Several cells may share a count.
     """
 
     meta: MetaViews
@@ -179,8 +179,11 @@ class Scratch:
         return max(observed, decided, views + shown.b * self._compacting(held))
 
     def _ticking(self, acting: Method, seen: Shown | None, shown: Shown) -> TickBytes:
-        """Return the bytes to observe a view of the sizes `seen` (None: nothing), to decide about views of the sizes
-        `shown`, and of these views' copies of entries."""
+        """Return the bytes to observe a view, the bytes to decide about views, and how many of the latter are copies.
+
+        The copies are those of entries that the views hold. seen: the sizes of the observed view; None: nothing is
+        observed. shown: the sizes of the views of the decision.
+        """
         depends: object = (self.meta, self.gpu, acting, seen, shown)
         try:
             if depends in self.counted:
@@ -201,9 +204,8 @@ class Scratch:
     def _compacting(self, held: Shape) -> int:
         """Return the bytes that an eviction takes to close the gaps in one layer of one slot.
 
-        Each KV head takes a copy of the moved keys or of the moved values, whichever are larger, because the cache
-        moves keys and values one after the other; four indices per moved entry; three indices per entry
-        (`stack.moves`).
+        Each KV head takes a copy of the moved keys or of the moved values, whichever are larger: the cache moves first
+        keys, then values. It also takes four indices per moved entry and three indices per entry (`stack.moves`).
         """
         g, moved = self.meta.geometry[0], max(0, held.rows - self.meta.budget)
         entry = max(g.head_dim, g.value_dim) * self.meta.dtype.itemsize

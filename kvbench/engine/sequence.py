@@ -1,4 +1,7 @@
-"""A sequence while the engine decodes it: tokens, turns, clock, measured time and memory. `Slots` holds them all."""
+"""A sequence while the engine decodes it: tokens, turns, clock, measured time and memory.
+
+`Slots` says which sequence is in which slot.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,8 @@ class Token(NamedTuple):
 class Meter:
     """Time, entries and bytes that one sequence used, filled by the engine step by step.
 
-    Seconds are shares: the time of a step or of an eviction is divided by the number of sequences that were being
-    decoded, and the time of reading a prompt by the number of the prompt's samples.
+    Seconds are shares. The time of a step or of an eviction is divided by the number of sequences that were being
+    decoded. The time of reading a prompt is divided by the number of the prompt's samples.
     """
 
     budget: int | None = None
@@ -70,9 +73,8 @@ class Meter:
     def note_held(self, entries: float, live_bytes: int, extra_bytes: int) -> None:
         """Record what the sequence holds, once its prompt is read and after every decode step.
 
-        entries: per head; live_bytes: all bytes that the sequence uses (`SlotCache.live_bytes`).
-
-        extra_bytes: the part of `live_bytes` that holds neither keys nor values.
+        entries: per head; live_bytes: all bytes that the sequence uses (`SlotCache.live_bytes`); extra_bytes: the part
+        of `live_bytes` that holds neither keys nor values.
         """
         self.steps += 1
         self.entries_sum += entries
@@ -174,10 +176,10 @@ class Sequence:
             self.accept(token, ends, decode)
 
     def accept(self, drawn: Token, ends: frozenset[int], decode: Callable[[list[int]], str]) -> None:
-        """Append a token and decide whether it ends the turn. A token whose logit is NaN or infinite is not appended:
-        the sequence ends with an error.
+        """Append a token and decide whether it ends the turn.
 
-        ends: end tokens of the model.
+        A token whose logit is NaN or infinite is not appended: the sequence ends with an error. ends: end tokens of the
+        model.
         """
         token, request = drawn.id, self.request
         if request.forced:
@@ -214,12 +216,12 @@ class Sequence:
     def follow(self, decode: Callable[[list[int]], str], seen: int) -> FollowUp | None:
         """Begin the next turn and return its follow-up. seen: how many tokens of the sequence were read so far.
 
-        Returns None if the conversation has no further turn, if the sequence failed, or if the turn would leave no room
-        for an answer; then the sequence fails.
+        Returns None if the conversation has no further turn, or if the sequence has failed. If the next turn would
+        leave no room for an answer, the sequence fails and the result is None too.
 
         A fresh follow-up is a whole new prompt. Any other follow-up is read after the answer. The answer's last token
-        is not in the cache yet, so it is read first; an end token is left out, because the follow-up begins with the
-        template's end of turn.
+        is not in the cache yet, so it is read first. If that token is an end token, it is left out, because the
+        follow-up begins with the template's end of turn.
         """
         if self.request.conversation is None or self.status != "ok":
             return None

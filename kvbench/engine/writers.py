@@ -1,4 +1,8 @@
-"""`BlockWriter`: the attention handler that reads prompts. It writes new entries to a cache, then attends to it."""
+"""`BlockWriter`: the attention handler that reads prompts. It writes new entries to a cache, then attends to it.
+
+Letters: b prompts, t new tokens, r queries of one attention call, Hq query heads, Hk KV heads, D and Dv dimensions of a
+key and a value.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +28,14 @@ class BlockWriter:
     """Appends t tokens to a prompt's cache and attends causally.
 
     Args:
-        block: most queries per attention call, and per call of the observer. On a GPU, an attention call gets all
-            queries at once if its mask needs no memory, unless the observer gets them too or the head dimension is
-            above `WIDEST`.
+        block: most queries per attention call, and per call of the observer. There is one exception: on a GPU an
+            attention call whose mask needs no memory gets all queries at once. The exception does not hold if the
+            observer gets the queries, or if the head dimension is above `WIDEST`.
         observer: called with each block of queries of an evicted layer, once the block's keys are in the cache.
         finished: called with each layer after its attention; the forward pass does not read the layer again.
         heard: called with every attention call and its output.
-        flash: use flash-attn in layers whose heads hold equally many entries, unless the layer has sinks, has keys and
-            values of different dimensions, or has dropped entries outside its sliding window.
+        flash: whether to use flash-attn in layers whose heads hold equally many entries. It is not used in layers with
+            sinks, with keys and values of different dimensions, or with entries dropped outside a sliding window.
     """
 
     def __init__(
@@ -87,14 +91,13 @@ class BlockWriter:
         return out
 
     def _block(self, layer: PromptLayer, call: AttentionCall) -> int:
-        """Return the most queries per attention call: all, if attention stores neither a mask nor weights, and the
-        observer does not get the queries."""
+        """Return the most queries per attention call: `block`, or all of them in the exception that the class names."""
         observed = self.observer is not None and layer.geometry.evicts
         whole = self._maskless(layer, call) and call.query.shape[-1] <= WIDEST and not observed
         return call.query.shape[2] if whole else self.block
 
     def _maskless(self, layer: PromptLayer, call: AttentionCall) -> bool:
-        """Return whether attention on a GPU needs no mask that takes memory."""
+        """Return whether a layer's attention runs on a GPU and needs no mask that takes memory."""
         return on_gpu(call.query) and layer.geometry.causal and layer.valid is None
 
     def _attend(

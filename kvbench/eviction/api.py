@@ -20,7 +20,7 @@ Everything else has a default, which a method can override:
     protected entries              protect()    sinks, recent tokens, the prompt
     competition for the budget     scope        within a head, a layer, or the whole model
     uneven budgets                 quotas()     entries per layer and head
-    scores shared by layers        settled()    called with the scores of all layers if the method is `joint`
+    scores across layers           settled()    final scores, made from those of all layers, if the method is `joint`
     a budget that is not constant  allowed()    entries that may stay after an eviction
     extra tokens to run            probes()     read against the prompt's cache for observe(), then dropped
     learned weights and tables     weights()    loaded, checked, and given as view.weights
@@ -76,9 +76,9 @@ class Method(ABC):
         scope: where entries compete for the budget: within a "head", a "layer" (all its heads), or the "model".
         version: raise it when scores change, so that old and new rows do not share a table.
         joint: whether `quotas` or `settled` must see all layers at once.
-        stacked: whether `score` and `observe` also take a `StackView`. It shows several layers at once, so they must
-            not read `view.layer`. A subclass that defines its own `score` or `observe` does not inherit this: the
-            engine shows it one layer at a time unless it declares `stacked` too.
+        stacked: whether `score` and `observe` also take a `StackView`. It shows several layers at once, so both
+            functions must not read `view.layer`. A subclass that defines its own `score` or `observe` does not inherit
+            `stacked`: it must set it again, or it gets one layer at a time.
         trained: whether the method needs weights trained for the model.
         oracle: whether the method reads the rest of a finished sequence, so that only `kvbench replay` can run it.
         evicts: False for the full cache.
@@ -115,14 +115,15 @@ class Method(ABC):
             self._check_replaced(replaced)
 
     def _check_replaced(self, replaced: Protection) -> None:
-        """Raise OptionError if the method cannot work under the protection `replaced`, from its option `protection`."""
+        """Raise OptionError if the method cannot work under `replaced`, the protection that its option `protection`
+        names."""
         if not self.takes_budget:
             raise OptionError("protection", "is for methods that take a budget; leave it out.")
         if replaced.recent < (newest := self.unscored()):
             raise OptionError(
                 "protection",
-                f"must keep the newest {newest} tokens, which the method does not score: recent={newest} or more; got "
-                f"{quote(self.protection)}.",
+                f"must keep the newest {newest} tokens, which the method does not score: give recent={newest} or more; "
+                f"got {quote(self.protection)}.",
             )
 
     @abstractmethod
@@ -132,8 +133,8 @@ class Method(ABC):
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
         """Return new values of columns and states, given a block of queries (`view.queries`).
 
-        The engine calls it if the method declares `Needs(queries="since_last")`, and with the queries of every probe
-        that the method yields (`view.probe` is then set).
+        The engine calls this function with every query if the method declares `Needs(queries="since_last")`. It also
+        calls it with the queries of every probe that the method yields; `view.probe` is then set.
         """
         raise TypeError(f"{type(self).__name__} needs every query or yields probes, so it must define observe()")
 
@@ -164,7 +165,8 @@ class Method(ABC):
     def unscored(self) -> int:
         """Return how many of the newest tokens the method cannot score, so that every protection must keep them.
 
-        By default the tokens of the window, if the window's queries score older entries and `protect` keeps the window.
+        By default these are the tokens of the window whose queries score older entries, as far as `protect` keeps them.
+        Without a window the number is 0.
         """
         needs = self.needs()
         return min(needs.width, self.protect(1 << 30).recent) if needs.queries == "window" else 0
@@ -175,8 +177,8 @@ class Method(ABC):
         return parse_protection(self.protection)
 
     def keeps_always(self, budget: int) -> Protect:
-        """Return the protection that applies at this budget: the method's own (`protect`), or the replacement that the
-        option `protection` gives."""
+        """Return the protection that applies at this budget: the method's own (`protect`), unless its option
+        `protection` replaces it."""
         return self.protect(budget) if self.replaced is None else self.replaced.at(budget)
 
     def trigger(self, interval: int) -> Trigger:
@@ -270,7 +272,7 @@ class Method(ABC):
         while (p := self.keeps_always(budget)).sinks + p.recent + 1 > budget:
             if budget > 1 << 30:
                 raise BudgetViolation(
-                    f"{type(self).__name__}.protect() keeps as many entries as any budget; leave room for one more."
+                    f"{type(self).__name__}.protect() fills every budget; it must leave room for one entry more."
                 )
             budget = max(budget + 1, min(p.sinks + p.recent + 1, 2 * budget + 1))
         return budget

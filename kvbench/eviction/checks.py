@@ -16,9 +16,10 @@ _noted: ContextVar[Noted | None] = ContextVar("noted", default=None)
 
 
 def refuse(amount: torch.Tensor, error: MakeError) -> None:
-    """Raise error(value) unless `amount`, a tensor with one integer or bool, is 0; `value` is its content as an int.
+    """Raise error(value) if value, the number in the tensor `amount` as an int, is not 0.
 
-    Inside a block `with gathered()`, the check is delayed until the next call of `read` or the end of the block.
+    amount: a tensor with one integer or bool. Inside a block `with gathered()`, the check is delayed until the next
+    call of `read` or the end of the block.
     """
     noted = _noted.get()
     if noted is not None:

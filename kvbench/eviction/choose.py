@@ -53,8 +53,8 @@ def parse(name: str, pairs: list[tuple[str, str]]) -> Method:
 def _made(name: str, options: Pairs, build: Callable[[str, Pairs], Method]) -> Method:
     """Make one method with all options, or two combined methods, each with the options that have its name as prefix.
 
-    build: makes a method from its name and options. Raises UserError for two methods if an option has the prefix of
-    neither.
+    build: makes a method from its name and options. If `name` joins two methods, raises UserError for an option whose
+    prefix names neither.
     """
     parts = canonical(name).split("+")
     if len(parts) == 1:

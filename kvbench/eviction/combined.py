@@ -171,8 +171,10 @@ def _most(a: Protect, b: Protect) -> int | None:
 
 
 def _common(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the attention classes that both methods can read. A method without such classes reads no attention module,
-    and so does not limit the classes of the other method."""
+    """Return the classes of attention modules that both methods can read.
+
+    An empty tuple says that a method reads no attention module; the classes of the other method are then returned.
+    """
     return tuple(name for name in a if name in b) if a and b else a or b
 
 

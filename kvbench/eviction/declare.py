@@ -47,7 +47,7 @@ class Needs:
 class Column:
     """A named float32 tensor [b, Hk, N] that the engine stores beside K and V.
 
-    It moves with the entries, and its bytes count as memory of the cache.
+    Its values move with the entries, and its bytes count as memory of the cache.
     """
 
     name: str
@@ -67,11 +67,12 @@ class State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protect:
-    """Which tokens' entries always stay: the first `sinks`, the newest `recent` and, if `prompt`, those of the prompt.
+    """The tokens whose entries always stay: the first `sinks`, the newest `recent` and, if `prompt` is true, the
+    prompt's.
 
-    prompt_most: the most tokens of the prompt that are protected, counted from its start; None: all. by_interval: cap
-    `recent` at the eviction interval. text: of the unprotected entries, evict those of images before those of text; the
-    method must declare the column `modality.MODALITY`.
+    prompt_most: protect only this many first tokens of the prompt; None: all. by_interval: cap `recent` at the eviction
+    interval. text: among the unprotected entries, evict those of images before those of text; the method must then
+    declare the column `modality.MODALITY`.
     """
 
     sinks: int = 0
@@ -82,7 +83,8 @@ class Protect:
     text: bool = False
 
     def at(self, interval: int) -> Protect:
-        """Return the protection at this eviction interval: `recent` is capped at it if `by_interval` is set."""
+        """Return the protection at this eviction interval: if `by_interval` is set, `recent` is at most the
+        interval."""
         return replace(self, recent=min(self.recent, interval)) if self.by_interval else self
 
 
@@ -145,7 +147,7 @@ class Probe:
         keep: later probes against the same cache attend to these tokens too.
         span: the positions of the prompt, (first, last + 1), whose entries the probe scores. Only `observe` reads it.
         learned: name of a tensor [n, hidden] among the method's weights. The model reads the tensor's n vectors as
-            embeddings, in place of `tokens`, while the low-rank adapter that is also among the method's weights is
+            embeddings, in place of `tokens`. While it reads them, the low-rank adapter in the method's weights is
             active (`kvbench.engine.adapter`).
     """
 

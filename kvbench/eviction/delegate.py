@@ -38,27 +38,27 @@ def delegate(cls: type, functions: tuple[str, ...], properties: tuple[str, ...])
 
 
 def named(option: str, label: str, make: Callable[[], Method]) -> Method:
-    """Return the method that the value `label` of an option names, to be wrapped by another method; `make` makes it.
+    """Make the method that an option of a wrapper names. label: the option's value; make: makes the method.
 
-    Raises OptionError if `label` names no method or two combined ones: a wrapper asks one method for its scores.
+    Raises OptionError if `label` names no method or two combined methods; a wrapper can wrap only one method.
     """
     try:
         inner = make()
     except UserError as error:
-        raise OptionError(option, f"is no method: {error}") from None
+        raise OptionError(option, f"must name a method: {error}") from None
     if inner.during("prefill") is not inner:
         raise OptionError(option, f"must name a method that does not combine two methods; got {quote(label)}.")
     return inner
 
 
 def check_base(method: Any, *refusals: tuple[Callable[[Method], bool], str]) -> None:
-    """Raise OptionError if the option `base` of a method names a method that `method` cannot wrap.
+    """Raise OptionError if the option `base` of the wrapper `method` names a method that it cannot wrap.
 
-    It cannot wrap an unknown method, two combined methods, a method that meets a condition in `refusals` or, unless
-    `method` is `uniform`, a method that cannot score heads of uneven lengths.
+    No wrapper can wrap an unknown method or two combined methods. A wrapper that is not `uniform` needs a method that
+    can score heads of uneven lengths.
 
-    refusals: pairs of a condition, which is true for a method that `base` must not name, and words for the kind of
-    method that the user should name instead.
+    refusals: more methods that the wrapper cannot wrap, as pairs. The first of a pair is a condition that is true for
+    such a method. The second is words for the kind of method that the user should name instead.
     """
     inner = named("base", method.base, lambda: method.inner)
     even = (lambda inner: not (inner.ragged or method.uniform), "a method that can score heads of uneven lengths")

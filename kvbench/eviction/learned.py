@@ -16,8 +16,8 @@ Sizes = Mapping[str, int]  # sizes of a model by their names in its configuratio
 class LearnedWeights(Weights):
     """Weights that only training can make, with their tensor shapes and a check that they fit a model.
 
-    shapes: returns the shapes for a model's sizes. check: returns why tensors do not fit a model's sizes and the
-    method's options; "" if they fit.
+    shapes: a function that returns the shapes for a model's sizes. check: a function that returns why tensors do not
+    fit a model's sizes and the method's options; "" if they fit.
     """
 
     what: str  # their name in messages: "gate", "scorer"

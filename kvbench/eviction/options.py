@@ -161,8 +161,8 @@ def budget_in_force(method: Method, budget: Budget, prompt_tokens: int, group: i
     """Return the budget that applies to one prompt, in entries per KV head.
 
     A budget given in entries is returned unchanged. A share of the prompt is raised to the method's smallest budget. If
-    the method keeps entries per query head, the `group` query heads of a KV head split the budget equally, and a share
-    is rounded down so that it can be split.
+    the method keeps entries per query head, the `group` query heads of a KV head split the budget equally. The result
+    for a share is then rounded down to a multiple of `group`.
     """
     if not isinstance(budget, float):
         return budget

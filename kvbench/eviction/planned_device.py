@@ -41,8 +41,11 @@ def is_gpu(device: torch.device) -> bool:
 
 
 def enough(blocks: range, like: torch.Tensor) -> range:
-    """Return the blocks that a loop must run: all, but only the first if `like` is on the meta device, where the
-    memory plan counts bytes. Use it for blocks of equal memory that is free again after the block."""
+    """Return the blocks that a loop must run: all of them, but on the meta device only the first.
+
+    The memory plan counts bytes on the meta device, and one block is enough for this. All blocks must need the same
+    memory, and free it when they end. like: a tensor on the device of the loop.
+    """
     return blocks[:1] if like.is_meta else blocks
 
 

@@ -1,4 +1,4 @@
-"""Chooses by their scores which entries stay, under the method's protection and budgets; breaks ties.
+"""Chooses which entries stay: those with the highest scores, under the method's protection and budgets.
 
 Entries compete inside the method's scope. Of entries with equal scores the newer one stays, on CPU and GPU alike
 (`order_key`).
@@ -150,9 +150,9 @@ def _jointly(
 def _with_room(shares: torch.Tensor, views: Sequence[LayerView], musts: Sequence[torch.Tensor | None]) -> torch.Tensor:
     """Adjust the quotas `shares` [b, L, Hk] so that each has room for its head's protected entries (`musts`).
 
-    A quota is first cut to the entries that its head holds; from then on the sum per sequence stays the same, unless
-    the protected entries need more. Quotas lack this room only where the option `protection` protects more entries than
-    the method's own protection.
+    First, each quota is cut to the number of entries that its head holds. Then entries move between the quotas of a
+    sequence; their sum grows only if the protected entries need more. A quota can lack room only if the option
+    `protection` protects more entries than the method's own protection does.
     """
     held = torch.cat([v.per_sequence(v.held()) for v in views], dim=1)
     low = torch.cat(
@@ -241,7 +241,8 @@ def keep_mask(
 
     Args:
         score: [b, Hk, N] float32; all masks have this shape too. For scope "model", axis 1 joins layers and heads.
-        valid: mask of valid entries; None: all are. must: mask of entries that stay whatever their score, or None.
+        valid: mask of valid entries; None: all entries are valid.
+        must: mask of entries that stay whatever their score; None: no entries.
         count: entries to keep per head; a tensor [b, Hk] gives each head's quota.
         scope: "head" picks within each head. Otherwise the heads of axis 1 share the sum of their counts, and each head
             keeps at least its best entry.

@@ -9,7 +9,7 @@ from kvbench.lazy import torch
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """Evict after every `interval` generated tokens of a sequence if it then holds more than its budget.
+    """Evict after every `interval` generated tokens of a sequence if the sequence then holds more than its budget.
 
     at_budget: call the method also when the sequence holds exactly its budget; columns may then change.
     after: the number of generated tokens after which the first interval begins.

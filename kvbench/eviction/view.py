@@ -72,19 +72,19 @@ class LayerView:
         """Return x with an axis for the L layers whose entries are chosen together: [b, L, ...] with b sequences.
 
         A `LayerView` shows one layer, so L is 1. In a `StackView` axis 0 of x runs over layers and sequences; this
-        method splits it.
+        function splits that axis into two.
         """
         return x[:, None]
 
     def per_row(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x [b, L, ...] with layers and sequences joined into axis 0, as before `per_sequence`."""
+        """Undo `per_sequence`: return x [b, L, ...] with layers and sequences joined into axis 0."""
         return x[:, 0]
 
     @property
     def decided(self) -> tuple[tuple[int, int], ...]:
-        """The pair (layer, ordinal) of each layer on axis 1 of the result of `per_sequence`.
+        """One pair (layer, ordinal) for each layer on axis 1 of the tensor that `per_sequence` returns.
 
-        layer: the layer's index in the model; ordinal: its place among the layers that evict, from 0. The result is ()
+        layer: the layer's index in the model; ordinal: its place among the layers that evict, from 0. The value is ()
         for a `StackView` whose layers choose their entries separately.
         """
         return ((self.layer, self.ordinal),)
@@ -106,7 +106,8 @@ class LayerView:
         """Return the attention of `queries` to the entries, by default [b, Hk, N]: a mean over query heads and queries.
 
         domain, order, reduce_g and reduce_q: see `window_attention`. among: [b, Hk, N] bool; the softmax runs over
-        these entries only. While a probe is read, it also runs over those of the probe's own keys that lie in `domain`.
+        these entries only. While a probe is read, the softmax also runs over the probe's own keys, as far as they lie
+        in `domain`.
         """
         visible = self.mask
         if among is not None:
@@ -128,7 +129,8 @@ class LayerView:
         )
 
     def rotate(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-        """Return x [b, H, w, d] with each vector moved forward by `by` positions ([b, w] or [w]), or back if negative.
+        """Return x [b, H, w, d] with each vector moved forward by `by` positions ([b, w] or [w]), or back where `by` is
+        negative.
 
         Requires Needs(rope=True). A query that is moved back by its own position is the query before RoPE.
         """
@@ -136,7 +138,10 @@ class LayerView:
         return self.rope.rotate(x, by)
 
     def at(self, device: torch.device) -> LayerView:
-        """Return a copy of the view on a device, to decide over layers of several devices; `VECTORS` are not moved."""
+        """Return a copy of the view on a device; its tensors in `VECTORS` are not moved.
+
+        It serves decisions over several layers of a model that is divided among devices.
+        """
 
         def moved(value: Any) -> Any:
             if isinstance(value, Mapping):

@@ -38,7 +38,10 @@ class PromptGroup:
 
 
 def attend(groups: Sequence[PromptGroup], call: AttentionCall) -> torch.Tensor:
-    """Compute the attention outputs [b, t, Hq, Dv] of all prompts, one group after the other; they are 0 at pads."""
+    """Compute the attention outputs of all prompts, one group after the other. Outputs at pads are 0.
+
+    Returns [sequences, tokens, query heads, dimension of a value].
+    """
     [first, *others] = groups
     if not others and not first.pads:
         return first.writer(call)

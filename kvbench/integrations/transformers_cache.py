@@ -205,7 +205,7 @@ class EvictionCache(FixedBatch):
         return (), {**inputs, **own}
 
     def _continue(self, states: RecurrentStates | None) -> None:
-        """Let the next passes read and replace these states. Raises UserError if pads would change them."""
+        """Let the next passes read and replace these recurrent states. Raises UserError if pads would change them."""
         if states is not None and any(self._pads):
             raise UserError(
                 "pads would change the states that recurrent layers of this model keep; give prompts of equal length."
@@ -243,7 +243,7 @@ class EvictionCache(FixedBatch):
         return ids[:, -1:]
 
     def _positions(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the rotary position of every input token, [b, t], or [3, b, t] where images have three axes."""
+        """Return the input's rotary positions, [sequences, tokens]; [3, sequences, tokens] if images have 3 axes."""
         pads = torch.tensor(self._pads, device=ids.device)[:, None]
         index = (self._seen + torch.arange(ids.shape[1], device=ids.device) - pads).clamp(min=0)  # 0 for pads
         return index if self._images is None else self._images.positions(index, self._seen)

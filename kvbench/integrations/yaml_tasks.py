@@ -54,7 +54,7 @@ def documents(**settings: Any) -> datasets.DatasetDict:
 
 
 def question_scores(doc: dict[str, Any], results: list[Any]) -> dict[str, float]:
-    """Return each score of a question, a mean over its answers, and the share of answers that cannot be scored.
+    """Return the scores of a question as means over its answers, and the share of answers that cannot be scored.
 
     Answers that cannot be scored do not enter the means. results: [text], or with `take_first_k` [[text, ...]].
     """

@@ -19,8 +19,8 @@ from kvbench.replay.traces import ForcedTrace
 class Result:
     """The results of replaying one task, as three tables.
 
-    A table `rows` with a row per cell (method and budget), `traces` with a row per cell and trace, and `heads` with a
-    row per cell, layer and query head.
+    `rows` has a row per cell (method and budget). `traces` has a row per cell and trace. `heads` has a row per cell,
+    layer and query head.
     """
 
     rows: list[dict[str, Any]]

@@ -38,7 +38,7 @@ Notice = Callable[[str], None]
 
 
 def check(config: RunConfig) -> None:
-    """Raise UserError if the run has a setting with which a replay of its answers has other evictions than the run."""
+    """Raise UserError if the run has a setting that a replay does not repeat, so that evictions would differ."""
     for name, value, usual in (
         ("compress", config.compress, "query-aware"),
         ("prefill", config.prefill, "full"),
@@ -69,9 +69,9 @@ class Recorder:
     """Reads answers of a run again, and records which tokens each head kept at each eviction, in at most MOST_LAYERS
     layers.
 
-    say: called with a message for each answer that is left out. on_read: called after each answer, even if it is left
-    out. Its arguments are the method and question as one text, the number 1 (one answer), and the number of the
-    answer's tokens (0 if the answer cannot be read at all).
+    say: called with a message for each answer that is left out. on_read: called after each answer, even if the answer
+    is left out. Its arguments are the method and question as one text, the number 1 (one answer), and the number of
+    tokens of the answer. The last is 0 if the answer cannot be read at all.
     """
 
     loaded: LoadedModel
@@ -204,8 +204,8 @@ def _spread(layers: dict[int, Any]) -> list[tuple[int, Any]]:
 def _dropped(kept: dict[int, set[int]], seen: Sequence[int], count: int) -> list[int]:
     """Return, for each token, the number of the eviction (1: the first) that dropped it from one head; 0 if none did.
 
-    seen: for each eviction, how many tokens were read before it. kept: for each eviction of this head, by how many
-    tokens were read before it, the positions that the head kept. count: the number of tokens.
+    seen: for each eviction, how many tokens were read before it. kept: the positions that the head kept at an eviction,
+    by the number of tokens read before the eviction. count: the number of tokens.
     """
     dropped = [0] * count
     for number, read in enumerate(seen, 1):

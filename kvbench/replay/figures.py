@@ -1,13 +1,13 @@
 """Turns the figures of all traces of a cell into one row of results: means over tokens, ratios, and standard errors.
 
 Tokens of one trace are not independent, and neither are traces of one question. Standard errors therefore come from a
-jackknife over the C questions (questions of one cluster count as one), in which each question c is left out once. With
-f_c, the figure without question c:
+jackknife over the C questions, which leaves out each question c once. Questions of one cluster count as one question.
+f_c is the figure without question c:
 
     se = sqrt((C - 1) / C * sum over c of (f_c - mean of all f_c)^2)
 
-For a mean over questions of equally many tokens this is the clustered standard error; the formula also serves for other
-means, ratios and `gap_closed`.
+If all questions have the same number of tokens, this is the clustered standard error of a mean. The formula also serves
+for other means, ratios and `gap_closed`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Prints the results of a replay, and writes them to a folder with a JSON document that says how to repeat the replay.
 
-A comparison writes four files. replay.csv has a row per task, method and budget. For each of these rows, traces.parquet
-has a row per trace, and heads.parquet has a row per query head of each layer in which methods evict (`layer` counts
-only these layers, from 0). replay.json is the document. Analyses write their tables, figures, captions and pages (for
-example overlap.csv, overlap.svg, overlap.pdf, overlap.txt, tokens.html) and analyses.json.
+A comparison writes four files. replay.csv has a row per task, method and budget. For each row of replay.csv,
+traces.parquet has a row per trace, and heads.parquet has a row per layer and query head. heads.parquet has only the
+layers in which methods evict; `layer` counts these layers, from 0. replay.json is the document. Analyses write their
+tables, figures, captions and pages (for example overlap.csv, overlap.svg, overlap.pdf, overlap.txt, tokens.html) and
+analyses.json.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def write(out: str, results: Sequence[Result], document: Mapping[str, Any]) -> P
 
 
 def write_analyses(out: str, found: Mapping[type[Analysis], Sequence[Row]], document: Mapping[str, Any]) -> Path:
-    """Write the tables, pages and figures of every analysis to the folder `out`, replacing earlier files; return it.
+    """Write the tables, pages and figures of every analysis to the folder `out`, replacing earlier files; return the
+    folder.
 
     Raises SetupError or UserError if the folder cannot be written.
     """

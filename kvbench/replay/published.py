@@ -1,8 +1,8 @@
 """Compares figures of a replay with losses and cosines that papers print (`kvbench.sources.published`).
 
-A printed number is compared with the row of results of the same model, task, method and budget, and of the same
-interval if the paper states one. The papers do not say which questions they used; `TASKS` maps the names of their tasks
-to the tasks of kvbench that are used instead.
+A printed number is compared with the row of results of the same model, task, method and budget. If the paper states an
+interval, the row must have this interval. The papers do not say which questions they used; `TASKS` maps the names of
+their tasks to the tasks of kvbench that are used instead.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ INTERVAL = re.compile(r"L=(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """A number that a paper prints, and the column of a replay (`figure`) with which it is compared. interval: None if
-    the paper states no interval."""
+    """A number that a paper prints, and the column of a replay (`figure`) with which it is compared.
+
+    interval: None if the paper states no interval.
+    """
 
     row: Published
     figure: str  # the column of the replay

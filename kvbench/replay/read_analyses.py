@@ -87,7 +87,7 @@ class _Windows(Listener):
     def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
         """Pass the attention of the new queries to the analyses, for WINDOW queries at a time.
 
-        first: number of the first query in the answer, from 0. It is a multiple of WINDOW, because CHUNK is.
+        first: number of the first query in the answer, from 0. It is a multiple of WINDOW, because CHUNK is one.
         """
         layer = self.cache.layers[call.layer]
         if not layer.geometry.evicts:
@@ -110,10 +110,11 @@ class _Windows(Listener):
 
 
 class _Holdings(Listener):
-    """A listener that passes three things to analyses: the entries that a method holds at the beginning of each block
-    of the answer, the attention of each query to the entries held at that time, and the losses of the answer's tokens.
+    """A listener that passes to analyses what they need to know of a method.
 
-    `tell(None)` passes the entries that the method holds at the end of the answer.
+    At the beginning of each block of the answer, it passes the entries that the method holds. It also passes the
+    attention of each query to the entries held at that time, and the losses of the answer's tokens. `tell(None)` passes
+    the entries that the method holds at the end of the answer.
     """
 
     def __init__(

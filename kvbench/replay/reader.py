@@ -112,7 +112,7 @@ class TraceReader:
     def read(
         self, traces: Sequence[ForcedTrace], listener: Listener, future: Mapping[str, torch.Tensor] | None = None
     ) -> None:
-        """Read traces whose prompts and answers are equally long, and call the listener's methods on the way.
+        """Read traces with prompts of one length and answers of one length, and call the listener's methods on the way.
 
         A trace with images must be the only one. future: the attention of later queries, which an oracle reads as its
         weights (`Reference.future`).
@@ -142,8 +142,10 @@ class TraceReader:
                     cache.tick(self.trigger.growth)
 
     def _until_next(self, clock: int, end: int) -> int:
-        """Return how many tokens the next forward pass reads: at most a chunk, and none beyond the next eviction, the
-        end of the block or the end of the answers.
+        """Return how many tokens the next forward pass reads.
+
+        The pass reads at most `chunk` tokens. It ends at the latest at the next eviction, at the end of the block or at
+        the end of the answers.
 
         clock: number of answer tokens read so far. end: number of answer tokens to read in all.
         """

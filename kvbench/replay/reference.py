@@ -2,8 +2,8 @@
 with the record, and the oracle decides by it.
 
 For a trace of n answer tokens and T tokens in all, the record has n V numbers for logits (V: vocabulary). Per layer it
-also has n Hq D numbers for outputs, and at most 4 T Hk numbers for the attention of each block. Therefore `batches`
-puts fewer traces into a batch if they are long.
+also has n Hq D numbers for outputs, and at most 4 T Hk numbers for the attention of each block (Hq query heads of
+dimension D, Hk KV heads). Therefore `batches` puts fewer traces into a batch if they are long.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class FutureAttention(Listener):
     """Records the attention of a batch read with the full cache: b traces with P prompt and n answer tokens each.
 
     Attributes (both by layer, for the layers in which methods evict):
-        attention: [b, Hk, blocks, T] float32, T = P + n - 1: the attention that the queries of each block of the answer
-            pay to each token, summed over queries and divided by the interval, as in `kvbench.eviction.terms.golden`.
+        attention: [b, Hk, blocks, T] float32, T = P + n - 1: for each block of the answer, the attention that the
+            block's queries pay to each token. It is summed over the queries and divided by the interval, as in
+            `kvbench.eviction.terms.golden`.
         most: as `attention`, but the largest attention that any query of the block pays; empty unless `extreme`.
     """
 
@@ -96,7 +97,7 @@ class Reference(FutureAttention):
         targets: [b, n], the tokens of the answers.
         logits: [b, n, V], the logits that predict these tokens.
         outputs: by layer, [b, n - 1, Hq, Dv], the outputs of the attention heads for all answer tokens but the last.
-        oracle: by budget, the entries that the oracle holds. They are there once the batch was read with the oracle.
+        oracle: by budget, the entries that the oracle holds; filled while the batch is read with the oracle.
     """
 
     def __init__(
@@ -171,7 +172,8 @@ def attention_to(
 
 def attention_to_held(layer: PromptLayer, call: AttentionCall, query: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     """Return the attention [b, Hk, g, w, n] that queries [b, Hq, w, D] at the positions `at` [w] pay to the entries
-    held. n: number of places for entries in the layer. A place without an entry, or with a later entry, gets 0."""
+    held. n: number of places for entries in the layer. A place gets 0 if it has no entry, or an entry later than the
+    query."""
     return window_attention(
         query,
         layer.keys[:, :, : layer.rows],
@@ -213,9 +215,9 @@ def readings(
 ) -> Iterator[tuple[Chosen, TraceReader, Reference, dict[str, torch.Tensor]]]:
     """Read each batch of traces with the full cache, and yield what the caller needs to read it under eviction.
 
-    This is a tuple for each method and budget: method and budget, a reader with them, the record of the batch with the
-    full cache, and the oracle's weights, which are empty for other methods. A method with probes gets one tuple for
-    each trace of the batch, with the record of this trace.
+    There is one tuple for each method and budget. It has the method and budget, a reader for them, the record of the
+    batch with the full cache, and the weights that an oracle needs ({} for other methods). A method with probes gets
+    one tuple for each trace of the batch, with the record of this trace.
     """
     full = TraceReader.of(loaded, FULL, interval=interval, max_tokens=max_tokens)
     readers = {c: TraceReader.of(loaded, c, interval=interval, max_tokens=max_tokens) for c in chosen}
@@ -233,7 +235,8 @@ def readings(
 
 
 def batches(traces: Sequence[ForcedTrace], loaded: LoadedModel, interval: int) -> Iterator[list[ForcedTrace]]:
-    """Yield batches of traces whose prompts and answers are equally long.
+    """Yield batches of traces. All prompts of a batch have the same length, and all answers of a batch have the same
+    length.
 
     A batch is as large as MOST_BYTES and MOST_TRACES allow, and has at least one trace. A trace with images forms a
     batch alone.

@@ -89,8 +89,7 @@ def answer_with_full_cache(
 
 
 def _engine(loaded: LoadedModel, prompts: Sequence[Prompt]) -> Engine:
-    """Return an engine with the full cache, and a slot per prompt, or as many slots as fit into memory if these are
-    fewer."""
+    """Return an engine with the full cache. It has one slot per prompt, or fewer if memory does not suffice."""
     longest = max(len(p.ids) + p.max_new_tokens for p in prompts)
     method = registry.methods.get("full")()
     plan = plan_cell(

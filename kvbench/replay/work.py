@@ -37,8 +37,10 @@ class Work:
 
 
 class Readings(Progress):
-    """The progress line of a replay. It counts generated answers or readings of answers, where a run's line counts
-    rows; it shows no memory."""
+    """The progress line of a replay.
+
+    It counts generated answers, or readings of answers; the line of a run counts rows. It shows no memory.
+    """
 
     _name = _unit = ""
 

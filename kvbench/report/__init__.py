@@ -1,5 +1,5 @@
-"""Tables over runs: rows are grouped into cells, cells are compared statistically (`stats`), and the results are
-printed as text, drawn as figures (`plots`) or put into one HTML page (`page`).
+"""Makes reports on runs. Rows are grouped into cells, and cells are compared statistically (`stats`).
 
-Reads through `store`; imports neither the engine nor torch.
+The results are printed as text, drawn as figures (`plots`) or put into one HTML page (`page`). This package reads runs
+through `store`; it imports neither the engine nor torch.
 """

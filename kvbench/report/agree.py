@@ -4,10 +4,10 @@
     for label, part in split(rows, ("model",)): ...
     for mixture in mixtures(rows): sentence(mixture, ["walk"])
 
-The check refuses rows that differ in a column of `SAME` (in a column of `BY_QUESTION`: within one question), in the
-version of one method, in the artefacts of one method with equal options, in the judge, or in the prompt of a question.
-The scores of such rows may differ for another reason than the method. A difference in a column of `NOTED` gets a note
-below the tables, because sampled answers repeat exactly only with equal versions, devices and numbers of slots.
+The check refuses rows whose scores may differ for another reason than the method. Such rows differ in a column of
+`SAME`, a method's version, a method's artefacts with equal options, the judge, or the prompt of a question. In a column
+of `BY_QUESTION`, only rows of the same question must agree. A difference in a column of `NOTED` gets a note below the
+tables: with other versions, devices or numbers of slots, sampled answers may differ.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ class Difference:
 def values_of(rows: Rows, column: str) -> list[Any]:
     """Return the distinct values of a column, sorted; [None] for a column without values.
 
-    Two kinds of values count as equal to every value and are not returned: a missing one (the full cache has no
-    interval), and the one that the engine writes for some questions whatever the setting (`OF_QUESTION`). The result is
-    also [None] if the column may differ from question to question (`BY_QUESTION`) and does not differ within any.
+    Missing values (the full cache has no interval) and the value in `OF_QUESTION` count as equal to every value, and
+    are not returned. A column in `BY_QUESTION` may differ from question to question: if it has several values, but no
+    question has two of them, the result is also [None].
     """
     values = [value for value in rows.values(column) if value != OF_QUESTION.get(column)]
     if column in BY_QUESTION and len(values) > 1 and _with_several(rows, rows.number(column)) is None:
@@ -118,8 +118,8 @@ def intervals_apart(rows: Rows) -> list[str]:
 
 
 def split(rows: Rows, columns: Sequence[str]) -> list[tuple[str, Rows]]:
-    """Split rows by the values of the columns. Return (label, rows) pairs. A row without a value in a column, or with
-    the column's value in `OF_QUESTION`, is put into the part of each of the column's other values."""
+    """Split rows by the values of the columns. Return (label, rows) pairs. For each column, a row whose value is
+    missing or stands in `OF_QUESTION` is put into every part."""
     parts = [("", rows)]
     for column in columns:
         parts = [

@@ -8,8 +8,8 @@ Each mean belongs to one method at one budget. It covers the tasks of one group 
 with the group's weights (`kvbench.report.weighted`). If a task is missing, there is no mean, and a note names the task.
 
 A group that was run at all its lengths has three further means. Each of them averages the group's first mean over the
-lengths: with equal weights, or with weights that rise (inc) or fall (dec) linearly from the shortest length to the
-longest, as in RULER's paper (arXiv 2404.06654).
+lengths. The weights are equal, or they rise (inc) or fall (dec) linearly from the shortest length to the longest, as in
+RULER's paper (arXiv 2404.06654).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class AverageTable:
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """Comparable tables of the tasks of one group, such as LongBench. `label`: the label of the tables' rows.
+    """Comparable tables of the tasks of one group, such as LongBench. `label`: the label of the comparable rows.
     `members`: the tables by task variant. `settings`: for each column in `EQUAL` the values that these tables have."""
 
     name: str

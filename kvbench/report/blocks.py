@@ -30,7 +30,7 @@ class Column:
     for a line, or a dotted path of attributes and keys that leads to the value. The value is None if a key on the path
     is missing, or if an attribute before the path's end is None. `header`: the column's title in tables; empty if it is
     only in CSV and JSON. `printed`: a function that formats a value for tables. `left`: whether tables align the column
-    to the left; their first column always is.
+    to the left; the first column of a table is always aligned to the left.
     """
 
     name: str

@@ -3,8 +3,8 @@
     report = CategoryReport.make(load([Path("results/demo")]))
     FORMATS["markdown"](report)
 
-A category such as "5/Precalculus" has two parts, "5" and "Precalculus". If all categories of a task have equally many
-parts, there is a separate table for the first parts, one for the second parts, and so on. A task that was run at
+A category such as "5/Precalculus" has two parts, "5" and "Precalculus". If all categories of a task have the same
+number of parts, each part has a table: one for the first parts, one for the second, and so on. A task that was run at
 several lengths gets one table for each method and budget, with the lengths as columns. For a needle in a haystack this
 is the usual map of depths and lengths.
 """

@@ -135,7 +135,7 @@ def cells_of(rows: Rows, shared: Mapping[str, Mapping[str, Any]]) -> Iterator[tu
 
 
 def decode_bounded(rows: Rows) -> bool:
-    """Return whether the budget bounds the generated entries of a cell's rows, too."""
+    """Return whether the budget also bounds the generated entries of a cell's rows."""
     bounded = present(rows.number("decode_bounded"))
     return bool(bounded.all()) if len(bounded) else True
 
@@ -195,8 +195,9 @@ def make_cell(
 
 
 def clusters_of(rows: Rows) -> dict[str, str]:
-    """Return each question's cluster: the name of the source that the question shares with others or, without such a
-    name, the question's id."""
+    """Return each question's cluster: the name of the question's source (column `cluster_id`), which other questions
+    may share. For a question without a source, its id is returned.
+    """
     import numpy as np
 
     questions, sources = rows.text("doc_id"), rows.text("cluster_id")

@@ -19,8 +19,8 @@ KEPT = {"kept_text": "text", "kept_images": "images"}  # columns with the share 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedImage:
-    """An image of a question. at: the position of the character in the stored prompt before which the image stands,
-    from 0; None: the image is not in that prompt, or its place was not recorded."""
+    """An image of a question. at: how many characters of the stored prompt stand before the image; None: the image is
+    not in that prompt, or its place was not recorded."""
 
     number: int  # from 1, over all turns
     name: str

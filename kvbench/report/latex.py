@@ -81,9 +81,9 @@ def _tables(block: Block, labels: set[str]) -> Iterator[str]:
 
 
 def _label(title: str, number: int, labels: set[str]) -> str:
-    """Return a label for a table, and add it to `labels`. The label is the title up to its first comma, with hyphens in
-    place of everything but letters and digits, and the table's number in its block. If this label is already in use, a
-    count is added to it."""
+    """Return a label for a table, and add it to `labels`. The label is the title up to its first comma, followed by the
+    table's number in its block. In the title, hyphens replace everything but letters and digits. If this label is
+    already in use, a count is added to it."""
     stem = re.sub(r"[^a-z0-9]+", "-", title.partition(",")[0].lower()).strip("-")
     free = (f"tab:{stem}{f'-{count}' if count > 1 else ''}-{number}" for count in itertools.count(1))
     label = next(label for label in free if label not in labels)

@@ -1,5 +1,4 @@
-"""Computes what the layers of a model store per token, and the share of a sequence's memory in the full cache that
-methods can evict.
+"""Computes what a model's layers store per token, and which share of the full cache's memory can be evicted.
 
 The layers with attention are described in run.json. The bytes of the states of recurrent layers are in the rows.
 """
@@ -63,8 +62,11 @@ def layers_of(loaded: Loaded) -> dict[str, list[Layer] | None]:
 
 
 def by_window(model: Sequence[Layer], longest: float) -> tuple[list[Layer], list[Layer]]:
-    """Return the layers with a sliding window, and all other layers. A layer whose window is at least as long as every
-    sequence belongs to the others, as in the engine. longest: the most tokens that any sequence may have."""
+    """Return two lists: the layers with a sliding window, and all other layers. longest: the most tokens that any
+    sequence may have.
+
+    A layer whose window holds `longest` tokens or more counts among the other layers, as in the engine.
+    """
     rings = [layer for layer in model if layer.window is not None and layer.window < longest]
     return rings, [layer for layer in model if layer not in rings]
 
@@ -88,8 +90,8 @@ def longest_tokens(rows: Rows, later: Any) -> float:
 
 
 def evictable_share(rows: Rows, later: Any, layers: Mapping[str, Sequence[Layer] | None]) -> Any:
-    """Return for each row which share of its sequence's memory in the full cache methods may evict. The plan of a dry
-    run states the same share.
+    """Return, for each row, which share of memory methods may evict. The memory is what the row's sequence takes in the
+    full cache. The plan of a dry run states the same share.
 
     The rest of this memory holds sliding windows and states of recurrent layers. The share is NaN if the run's run.json
     does not describe layers, or if the row has no measurements. later: the result of `later_tokens`. layers: the result

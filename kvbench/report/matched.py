@@ -1,7 +1,7 @@
 """Separates two effects on a method's score: how the method scores entries, and which tokens it protects. It uses the
-rows of runs with and without ``--protect``.
+rows of runs with and without ``--protect``. Here M is the method, and R is `random`, which scores entries at random.
 
-    own(M), own(R)            scores of M and of `random`, each with its own protection
+    own(M), own(R)            scores of M and of R, each with its own protection
     matched(M), matched(R)    scores of both under the same protection
 
     protection adds   matched(M) - own(M)
@@ -68,8 +68,8 @@ class _Scores:
     """The scores of one task. cells: for each (label of the method, budget, protection), the samples' scores by
     question.
 
-    random: the labels of the method `random`, one for each choice of its options. marked, idle: the cells whose
-    `Matched` has the field of this name set to True.
+    random: the labels of the method `random`, one for each choice of its options. marked, idle: the cells for which the
+    field of this name in `Matched` is True.
     """
 
     clusters: Mapping[str, str]
@@ -87,9 +87,8 @@ class _Scores:
     def by_chance(self, budget: Budget | None, protection: str) -> tuple[str, Budget | None, str]:
         """Return the key of the cell that the method `random` has at this budget under this protection.
 
-        If `random` was run with several choices of options at this budget and protection, the cell with the default
-        options is taken or, without it, the first by label. If `random` was not run there, no cell has the returned
-        key.
+        If `random` was run there with several choices of options, the cell with the default options is taken. Without
+        this cell, the first cell by label is taken. If `random` was not run there, no cell has the returned key.
         """
         labels = sorted(self.random, key=lambda label: (label != RANDOM, label))
         keys = [(label, budget, protection) for label in labels]
@@ -107,8 +106,10 @@ class _Scores:
 
 
 def matched_tables(loaded: Loaded) -> list[MatchedTable]:
-    """Return a table for each combination of a group of comparable rows (each of one task) and a protection that
-    replaces the methods' own protection."""
+    """Return the tables of all groups of comparable rows; each group belongs to one task.
+
+    A group has one table for each protection that replaces the methods' own protection.
+    """
     shared = shared_options(loaded)
     return [table for group in loaded.groups for table in _of_group(group, shared)]
 

@@ -66,8 +66,8 @@ SHOWN = ("method", "budget", "own", "matched", "protection adds", "own scoring",
 
 @dataclass(frozen=True, slots=True)
 class MatchedReport(Report):
-    """A report that compares each method under a protection other than its own with `random` under the same protection,
-    and with itself under its own protection."""
+    """A report on each method under a protection other than its own. The method is compared with `random` under the
+    same protection, and with itself under its own protection."""
 
     name: ClassVar[str] = "matched"
     about: ClassVar[str] = (
@@ -88,7 +88,7 @@ class MatchedReport(Report):
             return []
         return [
             "No rows were made under another protection than the methods' own. 'kvbench run --protect own --protect "
-            "prompt+recent=64' makes both; 'kvbench run --suite protection' is an example."
+            "prompt+recent=64' makes rows of both kinds; 'kvbench run --suite protection' is an example."
         ]
 
     def blocks(self) -> Iterator[Block]:

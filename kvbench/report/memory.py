@@ -4,20 +4,21 @@
     report.tables[0].cells[0].ratio                # measured / nominal, keys and values only
     FORMATS["markdown"](report)
 
-Nominal bytes are the bytes of the keys and values of budget + interval entries in every layer and KV head; a cache
-holds this number of entries just before an eviction. For methods that do not bound generated entries, they are the
-bytes of the budget and of all entries after the first prompt; for the full cache, the bytes of all tokens of the
-sequence. Nominal bytes never exceed the bytes of all tokens of the sequence. A conversation's row does not state the
-length of its later questions; this length is computed from the entries in the full cache's row of the same
-conversation. Sliding-window layers, from which no method evicts, count with the tokens in their windows, both in
-nominal and in measured bytes.
+Nominal bytes are the bytes of the keys and values of the nominal entries in every layer and KV head. Most methods have
+budget + interval nominal entries, as many as a cache holds just before an eviction. A method that does not bound
+generated entries has the budget and all entries after the first prompt. The full cache has all tokens of the sequence,
+and no method has more. Sliding-window layers, from which no method evicts, count with the tokens in their windows, both
+in nominal and in measured bytes.
 
-Measured bytes are the live keys and values at the peak, from the rows. A cell is marked with ! in two cases: a
-sample's measured bytes exceed the sum of 1.05 times its nominal bytes and one page per head (the last page of a head
-may be partly empty), or its entries at the peak exceed 1.05 times the nominal entries. Three kinds of samples never
-cause this mark: samples of methods that do not bound generated entries, samples of query-agnostic runs, and samples of
-conversations without a row of the full cache. A separate column shows the bytes that a method stores beside keys and
-values.
+A conversation's row does not state the length of its later questions. This length is computed from the entries in the
+full cache's row of the same conversation.
+
+Measured bytes are the live keys and values at the peak, from the rows. A cell is marked with ! if one of its samples
+exceeds a bound. The bytes of a sample may be up to 1.05 times its nominal bytes plus one page per head: the last page
+may be partly empty. The entries of a sample at the peak may be up to 1.05 times its nominal entries. Three kinds of
+samples never cause this mark: samples of methods that do not bound generated entries, samples of query-agnostic runs,
+and samples of conversations without a row of the full cache. A separate column shows the bytes that a method stores
+beside keys and values.
 """
 
 from __future__ import annotations
@@ -224,8 +225,8 @@ def _nominal(
     """Return two numbers for each row: the bytes of the keys and values of `entries` entries in the row's model, and
     the bytes of one page per head; NaN if the layers of the model are unknown.
 
-    Sliding-window layers count with at most their window of the `sequence` tokens, and without pages. longest: the most
-    tokens that any sequence may have.
+    A sliding-window layer counts with the tokens of `sequence` that its window holds, and without pages. longest: the
+    most tokens that any sequence may have.
     """
     import numpy as np
 

@@ -108,8 +108,8 @@ def every() -> tuple[Printed, ...]:
 
 
 def _printed(row: Published) -> Printed | None:
-    """Return a published number as a score. None if the number is no accuracy or pass@1 in percent, if it is a range,
-    if its budget is neither in entries nor the full cache, or if kvbench has no such method."""
+    """Return a published number as a score. The result is None in four cases: the number is no accuracy or pass@1 in
+    percent; it is a range; its budget is neither in entries nor the full cache; kvbench has no such method."""
     if row.unit != "%" or not SCORE.fullmatch(row.metric) or (row.entries is None and row.budget != "full"):
         return None
     entries = named(None) if row.entries is None else str(row.entries)

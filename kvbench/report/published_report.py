@@ -2,9 +2,9 @@
 difference.
 
 Papers print no error bars. If both scores are over the same questions, only the random draw of answers differs. The
-standard errors of both scores are therefore estimated from how much our samples of one question differ: the error of
-our score with our number of samples per question, the error of the paper's score with the paper's number, or with ours
-if the paper does not state it. If the run did not ask every question of the task, the error of our score is the
+standard errors of both scores are therefore estimated from how much our samples of one question differ. The error of
+our score is for our number of samples per question. The error of the paper's score is for the paper's number or, if the
+paper does not state it, for ours. If the run did not ask every question of the task, the error of our score is the
 standard error over questions instead.
 """
 

@@ -120,8 +120,8 @@ def write(report: Report, folder: Path) -> list[Path]:
 
 
 def remarks(report: Report) -> list[str]:
-    """Return notes on tasks and rows that are left out, on rows at several intervals, and on the differences that rows
-    of one table may have, such as versions and devices."""
+    """Return the report's notes on tasks and rows that are left out, and on rows at several intervals. Further notes
+    name allowed differences between the rows of one table, such as versions and devices."""
     loaded = report.loaded
     mixed = [sentence(mixture, tasks) for mixture, tasks in loaded.mixed]
     return [*loaded.clashes, *loaded.apart, *loaded.repeated, *mixed]

@@ -48,8 +48,9 @@ def _counting(rows: Rows) -> Ints:
 
 
 def _lines(left: Rows, kept: Rows, paths: Mapping[str, Path]) -> list[str]:
-    """Return a line for each of the first MOST pairs of runs that have rows with the same keys, and one line for all
-    further pairs together.
+    """Return lines for the user on the pairs of runs that have rows with the same keys.
+
+    Each of the first MOST pairs has a line, and all further pairs share one.
 
     left: the rows that are left out. kept: for each of them the row with the same key that is kept. paths: see
     `each_once`.

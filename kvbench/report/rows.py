@@ -161,8 +161,8 @@ class Rows:
         return sorted(pairs, key=lambda pair: pair[0])
 
     def parts(self, *keys: Any) -> Iterator[tuple[tuple[int, ...], Rows]]:
-        """Yield (key, rows) for each group of rows with equal keys, sorted by key. Each of `keys` has a whole number
-        from 0 per row; -1 leaves the row out."""
+        """Yield (key, rows) for each group of rows with equal keys, sorted by key. Each of `keys` gives every row a
+        whole number from 0, or -1 to leave the row out."""
         import numpy as np
 
         sizes = [int(key.max(initial=0)) + 1 for key in keys]
@@ -210,8 +210,8 @@ def typed(name: str, value: Any) -> Any:
 
 
 def ranks(names: Iterable[str]) -> Ints:
-    """Return each name's rank among the sorted names, and -1 as the last element: indexing with -1, the code of a
-    missing name, then gives the rank -1."""
+    """Return an array with each name's rank among the sorted names and, at the end, one element -1. Indexing the array
+    with -1, the code of a missing name, therefore gives -1."""
     import numpy as np
 
     listed = list(names)

@@ -3,8 +3,8 @@ tests that the comparisons use.
 
     notes([cell.against for cell in cells if cell.against])
 
-Every table of several cells has such notes. They tell whether methods are tied because they are equal, because there
-are too few data, or because their scores are at the floor or the ceiling, where no difference can be seen.
+Every table of several cells has such notes. The notes help to see why methods are tied. The methods may be equal, there
+may be too few data, or the scores may be at the floor or the ceiling, where no difference can be seen.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     weighted_mean([(0.5, of_cell(walk)), (0.5, of_cell(chain))])
 
-The error is sqrt(sum (w se)^2) with weights w that sum to 1 and the standard errors se of the tasks, which it treats as
-independent. The lower and the upper half of the interval are computed from those of the tasks' intervals by the same
-formula (Zou and Donner 2008). If a task shows no spread, its error is 0 and says nothing; tables then print the
-interval in place of the error.
+The error is sqrt(sum (w se)^2), where w is a task's weight and se its standard error. The weights sum to 1, and the
+tasks are treated as independent. The part of the interval below the mean, and the part above, come from the same parts
+of the tasks' intervals by the same formula (Zou and Donner 2008). If a task shows no spread, its error is 0 and says
+nothing; tables then print the interval in place of the error.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def weighted_mean(means: Sequence[tuple[float, Mean]]) -> Mean:
 
 
 def seen_drop(name: str, means: Sequence[Mean]) -> list[str]:
-    """Return a list with a note on the smallest true drop of an average that a t test finds with 80% power; an empty
-    list if no comparison has spread. name: the name of the average. means: this average of each method."""
+    """Return a list with one note, on the true drop of an average that t tests find with 80% power; an empty list if no
+    comparison has spread. name: the name of the average. means: this average of each method."""
     family = [mean for mean in means if not math.isnan(mean.diff)]
     alpha = ALPHA / max(1, len(family))
     drops = [smallest_drop(m.diff_se, m.df, alpha=alpha, sides=2) for m in family if m.diff_spread]

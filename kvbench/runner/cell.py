@@ -63,8 +63,10 @@ class MethodState:
         )
 
     def used(self, task: str) -> dict[str, str] | None:
-        """Return what the rows of a task store about artefacts: hashes and revisions of the method's artefacts, and the
-        hash of the plug-in that defines the task. None if the method has no artefacts and no plug-in defines the task.
+        """Return what the rows of a task store about artefacts; None if there is nothing to store.
+
+        The result has the hashes and revisions of the method's artefacts. If a plug-in defines the task, the result has
+        the plug-in's hash too.
         """
         return (self.artefacts or {}) | _plug_ins([base_name(task)]) or None
 
@@ -86,7 +88,10 @@ class CellPlan:
     oom_retries: int = 0  # how often memory ran out until now
 
     def after_lack_of_memory(self, slots: int, retries: int) -> CellPlan:
-        """Return the plan of the same cell after memory ran out `retries` times. slots: how many slots it has since."""
+        """Return the plan of the same cell with other slots, after memory ran out.
+
+        slots: the new number of slots. retries: how often memory has run out in this cell.
+        """
         return replace(self, plan=self.plan_with(slots), oom_retries=retries)
 
     def smaller(self) -> CellPlan:
@@ -168,12 +173,11 @@ class CellPlanner:
         )
 
     def _images(self, task: str, prompts: Sequence[Prompt], whole: bool) -> tuple[int, int]:
-        """Return (peak, remaining): the most bytes that the model's vision part holds in one forward pass that reads
-        images, and the bytes that it still holds afterwards. Both are for the prompt with the most image tokens; (0, 0)
-        if no prompt has images.
+        """Return the bytes that the model's vision part holds in a forward pass with images, as (peak, remaining).
 
-        whole: whether one pass reads a whole prompt. Otherwise a pass reads the images of one chunk of the prompt, or a
-        single image that has more tokens than a chunk.
+        peak: the most bytes during the pass. remaining: the bytes still held after the pass. Both are for the prompt
+        with the most image tokens; (0, 0) if no prompt has images. whole: whether one pass reads a whole prompt.
+        Otherwise a pass reads the images of one chunk, or a single image that has more tokens than a chunk.
         """
         shown = max(prompts, key=lambda p: sum(picture["tokens"] for picture in p.pictures), default=None)
         if shown is None or not shown.pictures:

@@ -33,7 +33,7 @@ def version(package: str) -> str | None:
 
 
 def compared() -> dict[str, str | None]:
-    """Return the versions that a continued run must keep (`manifest.VERSIONS`)."""
+    """Return the installed versions of the packages in `manifest.VERSIONS`, which a continued run must keep."""
     return {name: version(name.removesuffix("_version")) for name in manifest.VERSIONS}
 
 
@@ -66,10 +66,9 @@ def git_commit() -> str | None:
 
 
 def memory_bytes() -> int | None:
-    """Return how many bytes of memory this process may use: the machine's memory, or a smaller limit of its control
-    group.
+    """Return how many bytes of memory this process may use; None if the system does not state it.
 
-    None if the system states neither.
+    This is the machine's memory, or the limit of the process's control group if that limit is smaller.
     """
     limits = []
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
@@ -109,8 +108,9 @@ def machine() -> dict[str, Any]:
 
 
 def device_name(device: torch.device, number: int = 0) -> str:
-    """Return ``cpu`` or the GPU's name, such as ``2 x NAME`` for two GPUs. number: how many GPUs the model is divided
-    among; 0: it is not divided.
+    """Return ``cpu`` or the GPU's name; for a model that is divided between two GPUs, ``2 x NAME``.
+
+    number: how many GPUs the model is divided among; 0: the model is not divided.
     """
     import torch
 

@@ -33,9 +33,10 @@ from kvbench.store import RunFolder
 class RunResult:
     """How a run ended.
 
-    failed: number of failed rows by status, without "ok" and "unscored". It counts rows that this call tried, and rows
-    whose status is in `kvbench.store.FINAL`, which no further attempt can answer. repeated: this call generated and
-    scored nothing, because every row was saved before with its score or a status in `FINAL`.
+    failed: number of failed rows by status; "unscored" is no failure. Rows that failed in this call count. Rows of
+    earlier calls count if their status is in `kvbench.store.FINAL`, because no further attempt can answer these rows.
+    repeated: this call generated and scored nothing, because every row was saved before, with a score or a status in
+    `FINAL`.
     """
 
     run_dir: Path | None  # None after a dry run
@@ -64,10 +65,12 @@ def execute(
 ) -> RunResult:
     """Run a configuration to the end; if its run was begun before, generate and score only what is missing.
 
-    resume: require that the run exists. shard: generate only this part of the rows, in a folder whose name ends with
-    `Shard.suffix`; with `resume`, `run_name` is the whole name of the folder, whose record states the shard. placement:
-    where the run's jobs are executed. notice: receives one-line warnings; by default they go to stderr. Raises
-    KVBenchError. After Ctrl-C, SIGTERM or SIGHUP, the function saves all finished rows and raises Interrupted.
+    resume: require that the run exists; `run_name` is then the whole name of its folder. shard: generate only this part
+    of the rows, in a folder whose name ends with `Shard.suffix`. With `resume`, shard may be None, because the run's
+    record states the shard. placement: where the run's jobs are executed. notice: receives one-line warnings; by
+    default they go to stderr.
+
+    Raises KVBenchError. After Ctrl-C, SIGTERM or SIGHUP, the function saves all finished rows and raises Interrupted.
     """
     say = notice or terminal.warning
     name = (run_name or config.run_name()) + ("" if shard is None or resume else shard.suffix)

@@ -23,8 +23,9 @@ SAMPLE = (48, 32)  # width and height of an image in pixels
 def load(name: str, where: str, revision: str | None, config: Any, tokenizer: Any) -> Vision:
     """Load the model's image processor and the settings for putting images into prompts, as a `Vision`.
 
-    name: the model's name, for messages. where: its folder or its name on the hub. Raises UserError for a model whose
-    images the engine does not read or tasks cannot place in prompts, SetupError if files or Pillow are missing.
+    name: the model's name, for messages. where: the model's folder or its name on the hub. Raises UserError if the
+    engine does not read the model's images, or if tasks cannot place these images in prompts. Raises SetupError if
+    files or Pillow are missing.
     """
     check_images_of(config.to_dict(), name)
     if importlib.util.find_spec("PIL") is None:
@@ -43,10 +44,10 @@ def load(name: str, where: str, revision: str | None, config: Any, tokenizer: An
 
 
 def _grid(images: Any) -> dict[str, Any] | None:
-    """Return {"count": f}, where f counts the tokens of an image, for the field `count` of `Vision`.
+    """Return the field `count` of `Vision`, as {"count": function}, if the image processor makes a grid; else None.
 
-    f is for image processors that cut an image into a grid of patches (Qwen2-VL and later) and turn `merge_size` by
-    `merge_size` patches into one token. For other image processors, return None.
+    Such a processor (Qwen2-VL and later) cuts an image into a grid of patches. It turns `merge_size` by `merge_size`
+    patches into one token.
     """
     if "image_grid_thw" not in images.model_input_names:
         return None
@@ -54,12 +55,10 @@ def _grid(images: Any) -> dict[str, Any] | None:
 
 
 def _counted(name: str, images: Any, tokenizer: Any, config: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields `count`, `around` and `options` of `Vision` for a processor of `COUNTED`: a function that
-    counts an image's tokens, the tokens that the processor writes before and after an image, and the processor's
-    options.
+    """Return the fields `count`, `around` and `options` of `Vision` for a processor of `COUNTED`.
 
-    Raises UserError for another processor, or if the processor writes another number of tokens than it counts or image
-    tokens with a gap; SetupError if a setting is missing among the model's files.
+    Raises UserError in these cases: the processor is not in `COUNTED`; it writes another number of tokens than it
+    counts; its image tokens have a gap. Raises SetupError if the processor's files lack a setting.
     """
     kind = settings.get("processor_class") or PROCESSOR_MAPPING_NAMES.get(config.model_type)
     what = f"model {quote(name)} (model type {quote(config.model_type)}): tasks cannot place its images in prompts"
@@ -84,7 +83,7 @@ def _counted(name: str, images: Any, tokenizer: Any, config: Any, settings: Mapp
     if not places or len(places) != places[-1] - places[0] + 1 or counted != len(replaced):
         raise UserError(
             f"{what}: for a test image its processor {quote(kind)} announces {counted} tokens and writes "
-            f"{len(replaced)}; the numbers must be equal, and the image tokens must follow each other without a gap."
+            f"{len(replaced)}. The numbers must be equal, and the image tokens must have no gap. Choose another model."
         )
     before, after = tuple(replaced[: places[0]]), tuple(replaced[places[-1] + 1 :])
     count = partial(_tokens, processor, len(before) + len(after))
@@ -92,14 +91,16 @@ def _counted(name: str, images: Any, tokenizer: Any, config: Any, settings: Mapp
 
 
 def _tokens(processor: Any, around: int, height: int, width: int) -> int:
-    """Return how many tokens stand for an image of this size. around: how many tokens the processor writes before and
-    after an image; transformers counts these too, so they are subtracted.
+    """Return how many tokens stand for an image of this size.
+
+    around: how many tokens the processor writes before and after an image. transformers counts them as tokens of the
+    image, so this function subtracts them.
     """
     return int(processor._get_num_multimodal_tokens(image_sizes=[(height, width)]).num_image_tokens[0]) - around
 
 
 def without_videos(kind: str) -> Any:
-    """Return a subclass of a processor class that needs no video processor, because that would need torchvision."""
+    """Return a subclass of a processor class that needs no video processor: video processors need torchvision."""
     return type(kind, (processor_class_from_name(kind),), {"check_argument_for_proper_class": lambda *_: None})
 
 
@@ -112,4 +113,6 @@ def _image_processor(name: str, where: str, revision: str | None) -> Any:
     except OSError as error:
         if "preprocessor_config.json" not in str(error):
             raise
-        raise SetupError(f"model {quote(name)} has no preprocessor_config.json. Copy it beside its weights.") from None
+        raise SetupError(
+            f"model {quote(name)} has no preprocessor_config.json. Copy this file into the folder of the weights."
+        ) from None

@@ -53,8 +53,8 @@ def read_inputs(
 
     info, adapter: the model and its adapter, if the caller has looked them up; None: look them up.
 
-    Raises KVBenchError if the model, adapter or data are missing, a prompt cannot be made, or the judge or sandbox that
-    a task needs cannot score.
+    Raises KVBenchError in these cases: the model, the adapter or data are missing; a prompt cannot be made; a task
+    needs a judge or a sandbox that cannot score.
     """
     info = info or models.fetched(config.model_place, config.revision)
     where = info.where

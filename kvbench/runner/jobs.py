@@ -1,8 +1,8 @@
 """Divides the work of a run into jobs.
 
-On devices of one kind and with the same slots per cell, the rows of a job depend only on the run's configuration:
-sampling noise, scores and keys come from names of tasks, questions and samples. Any division of the work into jobs, in
-any order and on any number of workers, then gives the same rows, except for columns that state times.
+Any division of the work into jobs, in any order and on any number of workers, gives the same rows. Only columns that
+state times differ. This holds for devices of one kind and with the same slots per cell: the rows of a job then depend
+on the run's configuration alone. Sampling noise, scores and keys come from names of tasks, questions and samples.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Job:
 
 
 def jobs_of(cells: Sequence[CellPlan], done: Collection[str], *, whole: bool) -> list[Job]:
-    """Return the jobs of a run, in the order of its cells. done: keys of saved rows, which no job has.
+    """Return the jobs of a run, in the order of its cells. done: keys of saved rows, which are in no job.
 
-    whole: one job per cell. Otherwise a job has whole questions, as many as give every slot `ROUNDS` rows.
+    whole: make one job per cell. Otherwise a cell is cut between questions into jobs of about `ROUNDS` rows per slot.
     """
     jobs = []
     for index, cell in enumerate(cells):

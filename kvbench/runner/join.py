@@ -77,8 +77,8 @@ def join(
     """Write the rows of shards into the run of this name, make its tables, and return how many rows each shard added.
 
     shards: from `kvbench.runner.shard_folder.read_shards`. say: receives warnings of one line. Raises UserError if the
-    run of this name exists but has other settings or inputs, RunInUseError if a process writes to it, SetupError if a
-    disk fails, or a journal or the run's record is damaged.
+    run of this name exists but has other settings or inputs. Raises RunInUseError if a process writes to this run.
+    Raises SetupError if a disk fails, or if a journal or the run's record is damaged.
     """
     first = shards[0]
     environment = {k: v for k, v in first.environment.items() if k not in first.shard.record(0)}
@@ -130,8 +130,9 @@ def _add(shard: ShardFolder, known: dict[str, _Known], journal: Journal, say: Ca
 
 
 def _check_target(folder: RunFolder, environment: Mapping[str, Any], allowed: bool) -> list[str]:
-    """Raise UserError if the run to write to is itself a shard, or began with other inputs than the shards. Returns
-    notices on the changes that are allowed.
+    """Raise UserError if the run to write to is itself a shard, or began with other inputs than the shards.
+
+    Returns notices about the changes that are allowed.
     """
     before = folder.info["environment"]
     check_complete(folder.path, before)

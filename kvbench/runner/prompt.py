@@ -22,7 +22,7 @@ from kvbench.taskkit.vision import check_markers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One document as token ids. Document, text and ids lie in a spool; each access to `doc` or `text` reads the file.
+    """One document as token ids. Document, text and ids lie in a spool; each access to `doc` or `text` reads the spool.
 
     max_new_tokens: most tokens that a sample generates in one turn. max_tokens: most tokens that a sample reads and
     generates in all turns together. cut: number of tokens removed because the text was too long. compress_at: in a
@@ -95,8 +95,8 @@ class PromptMaker:
             if config.compress == "query-agnostic" and mode != "keep":
                 raise UserError(
                     f"task {quote(self.task.name)}: the chat template, images in later turns or --multi-turn reset "
-                    "make every later turn a new prompt, whose entries cannot be evicted before its question is read. "
-                    "Use --compress query-aware."
+                    "make every later turn a new prompt. With --compress query-agnostic later turns must continue the "
+                    "cache. Use --compress query-aware."
                 )
         later = spec.max_new_tokens  # tokens after the prompt
         if talk:
@@ -159,7 +159,7 @@ class PromptMaker:
 
 
 def sampling(spec: GenSpec, config: RunConfig) -> GenSpec:
-    """Return a task's sampling settings, with those replaced that the user gave; the user's stop strings are added."""
+    """Return a task's sampling settings, overridden by the user's settings. Stop strings of both are joined."""
     settings: dict[str, Any] = {
         "n": config.samples,
         "max_new_tokens": config.max_new_tokens,
@@ -174,10 +174,10 @@ def sampling(spec: GenSpec, config: RunConfig) -> GenSpec:
 
 
 def _behind(at: int, images: Images, before: int, after: int) -> int:
-    """Return the length of a prompt's context, in tokens, after each image's single token is replaced by all its
-    tokens.
+    """Return how many tokens a prompt's context has after each image's placeholder is replaced by the image's tokens.
 
-    at: the length before that. before, after: how many tokens the model's processor adds before and after an image.
+    at: the number of tokens before this replacement, with one placeholder token per image. before, after: how many
+    tokens the model's processor adds before and after an image.
     """
     for first, stop in images.spans:
         if first - before < at:
@@ -188,8 +188,8 @@ def _behind(at: int, images: Images, before: int, after: int) -> int:
 def _to_context(task: Task, doc: Doc, tokenizer: Any, text: str, chat: bool) -> tuple[list[int], int]:
     """Return a prompt's token ids, and how many of them come before the question.
 
-    Raises UserError if nothing comes before the question (no context, system message or history), if the question has
-    an image, or if one token spans the end of the context and the start of the question.
+    Raises UserError in these cases: nothing comes before the question (no context, system message or history); the
+    question has an image; one token covers the end of the context and the start of the question.
     """
     turn = doc.turns[0]
     if not (turn.context.strip() or turn.system or turn.history):

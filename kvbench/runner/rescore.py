@@ -1,4 +1,4 @@
-"""Scores stored answers, without generating: only the answers without a score, or all answers again.
+"""Scores stored answers of a run without generating them again. The caller chooses the answers.
 
 The run's tasks build the documents again; an answer is scored only if its prompt is still the same. A new score
 becomes a new record in the journal, together with the old answer.
@@ -58,8 +58,8 @@ def rescore(
 ) -> Rescored:
     """Score those stored answers of a run for which `wanted` is true.
 
-    Raises SetupError if the judge's server refuses the API key, or no scoring process starts; the scores that were
-    written before this are saved.
+    Raises SetupError if the judge's server refuses the API key, or if no scoring process starts. Scores that were
+    written before the error stay saved.
     """
     entries = folder.content().entries
     chosen = [e for e in entries.values() if e.generated and wanted(e)]
@@ -103,9 +103,9 @@ class _Scoring:
         self._waiting: deque[tuple[Future[Score], _Job]] = deque()
 
     def submit(self, job: _Job, output: Output) -> None:
-        """Begin to score an answer, and write the oldest scores up to the first that is not known yet.
+        """Begin to score an answer. Then write known scores in the order of `submit`, up to the first unknown one.
 
-        If AT_ONCE answers are then being scored, wait until fewer are.
+        If AT_ONCE answers are being scored, wait until fewer are.
         """
         task = self.works[job.entry.row["task"]].task
         self._waiting.append((self.pool.submit(task, job.prompt.doc, output), job))

@@ -60,8 +60,9 @@ class RowWriter:
         self.collect(most=BACKLOG)
 
     def poll(self) -> None:
-        """Let the journal commit its rows to disk if a commit is due, see `Journal.poll`. Called after each block of
-        steps.
+        """Let the journal commit its rows to disk if a commit is due (see `Journal.poll`).
+
+        The method is called after each block of steps.
         """
         self.saved += len(self.journal.poll())
 

@@ -1,6 +1,6 @@
 """The plan of a run, made before its weights are loaded, and its record in run.json.
 
-Making the plan raises an error for missing inputs, for a method that the engine cannot serve, and for a model that
+Making the plan raises KVBenchError in these cases: inputs are missing; the engine cannot serve a method; the model
 changed since the run began.
 """
 
@@ -67,8 +67,8 @@ class RunPlan:
     ) -> RunPlan:
         """Read all inputs and plan every cell.
 
-        before: the record of the run to continue; empty for a new run. name: the run's name. slots: for a worker, the
-        coordinator's plan of slots of every cell. Raises KVBenchError.
+        before: the record of the run to continue; empty for a new run. name: the run's name. slots: the coordinator's
+        plan of slots for each cell, if a worker calls this; otherwise None. Raises KVBenchError.
         """
         device = pick_device(config.device)
         dtype = pick_dtype(config.dtype, device)
@@ -130,9 +130,9 @@ class RunPlan:
         return sum(len(cell.rows) for cell in self.cells)
 
     def workers(self, missing: int) -> int:
-        """Return how many processes of a CPU should share the run's missing rows.
+        """Return how many processes should share the run's missing rows on a CPU. missing: number of these rows.
 
-        If one process computes the model on all threads, the result is 1. missing: number of rows.
+        If one process computes the model on all threads, the result is 1.
         """
         most = max((cell.plan.peak_bytes for cell in self.cells), default=0) + PROCESS
         fitting = int(memory.total(self.device) * USABLE[self.device.type]) // most
@@ -148,8 +148,9 @@ class RunPlan:
         memory.release(self.device)
 
     def record(self, sources: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the part `environment` of run.json. sources: where the user gave each setting, such as a flag or a
-        file.
+        """Return the part `environment` of run.json.
+
+        sources: for each setting, where the user gave it, such as a flag or a file.
         """
         return {
             **env.compared(),

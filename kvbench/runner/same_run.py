@@ -1,8 +1,8 @@
 """Checks that a continued run still has the model, template, methods and questions that it began with.
 
-A run's record (`environment` in run.json) has hashes or revisions of these. If one of them has changed, an error says
-so, because otherwise a report would average rows of two models, or of two versions of a method. The user may allow that
-the source of a method changed. Messages escape all text of a record, since a run's folder may come from anyone.
+A run's record (`environment` in run.json) has hashes or revisions of these. A change is an error: otherwise a report
+would average rows of two models, or of two versions of a method. The user may allow one kind of change, in the source
+of a method. Messages escape all text of a record, since a run's folder may come from anyone.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def check(
 
     Raises UserError if one of them changed. Returns notices about the changes that are allowed.
 
-    before: the run's record. now: the record that a new run would have now. allow_version_change: allow a method whose
-    source has changed, if its version is the same.
+    before: the run's record. now: the record that a new run would have. allow_version_change: allow a changed source of
+    a method, if the method's version is the same.
     """
     now = manifest.surroundings(now)  # as run.json would give it back
     check_model(run, before, now)
@@ -93,7 +93,7 @@ def check(
 def check_model(
     run: str, before: Mapping[str, Any], now: Mapping[str, Any], wanted: Callable[[str], bool] = lambda file: True
 ) -> None:
-    """Raise UserError if the files of model or adapter, or the chat template changed.
+    """Raise UserError if a file of the model, a file of the adapter or the chat template changed.
 
     If one of the records has no hashes of the model's files, the model's revision is compared instead. wanted: a
     function that returns whether the file of a given name is compared.
@@ -118,7 +118,7 @@ def check_model(
 
 
 def check_prompt_files(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise UserError if a file of the model that shapes prompts changed, such as the tokenizer's.
+    """Raise UserError if a model file that shapes prompts changed, such as a tokenizer file.
 
     Scoring calls this instead of `check_model`, because scoring reads no weights. If one of the records has no hashes
     of the model's files, only the chat template is compared here; scoring then compares each prompt.
@@ -178,8 +178,9 @@ def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], 
 
 
 def _edited_files(before: Mapping[str, Any], now: Mapping[str, Any], own: Iterable[str]) -> str:
-    """Return the names of changed source files as text for a message. own: the labels of all files of those methods
-    whose source changed.
+    """Return the names of changed source files, as text for a message.
+
+    own: the labels of all source files of the changed methods.
     """
     was, has = (_hashes(record.get("method_files", [])) for record in (before, now))
     return few(sorted(bare(file) for file in own if was.get(file) != has.get(file)), MOST) or "it imports other files"
@@ -193,8 +194,9 @@ def _check_template(run: str, was: Mapping[str, str] | None, has: Mapping[str, s
 
 
 def _check_dtype(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise UserError if the number type changed, which it can because --dtype auto and --device auto depend on the
-    machine.
+    """Raise UserError if the number type changed.
+
+    It can change with equal settings, because --dtype auto and --device auto depend on the machine.
     """
     if (was := before.get("dtype", now["dtype"])) != now["dtype"]:
         raise UserError(
@@ -214,7 +216,10 @@ def _check_prompts(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) 
 
 
 def _listed(hashes: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the hashes as a list of {name, hash}: in a dictionary, redaction would hide the hash of ``token.json``."""
+    """Return the hashes as a list of {name, hash}.
+
+    In a dictionary, a hash under the key ``token.json`` would be redacted like a secret.
+    """
     return [{"name": name, "hash": digest} for name, digest in sorted(hashes.items())]
 
 

@@ -30,8 +30,9 @@ SHOWN = 0.25  # seconds between two figures
 
 @contextlib.contextmanager
 def failures(device: str, saved: Callable[[], str]) -> Iterator[None]:
-    """While the block runs, turn signals, lack of memory and failures of the device into errors of one line. saved: a
-    function that returns the end of this line, which states how many rows are saved.
+    """While the block runs, turn signals, lack of memory and failures of the device into errors of one line.
+
+    saved: a function that returns the end of this line, which states how many rows are saved.
     """
     try:
         with signals.phase(lambda: f"interrupted: {saved()}"):

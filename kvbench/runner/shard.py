@@ -1,10 +1,10 @@
 """A shard: the part of a run's rows that one process generates when several processes share a run (``--shard 2/4``).
 
-A question of a cell is never split: all its samples, which share a prefill, are in one shard. Question d of cell c,
-both counted from 0, belongs to shard 1 + (c + d) mod n of n. Which shard has a row thus depends on the configuration
-only, never on a machine. The first questions of successive cells belong to successive shards, so that shards have
-almost equally many questions even if cells have fewer questions than there are shards. Slots and lengths are planned
-for the whole cell, so a row is the same in a shard as in a run without shards on a device of the same kind.
+A question of a cell is never split: all its samples, which share a prefill, are in one shard. With n shards, question d
+of cell c (both counted from 0) belongs to shard 1 + (c + d) mod n. The shard of a row thus depends on the configuration
+only, never on a machine. The first questions of successive cells belong to successive shards. All shards therefore
+have almost the same number of questions, even if each cell has only a few. Slots and lengths are planned for the whole
+cell. On devices of one kind, a row is therefore the same in a shard as in a run without shards.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def recorded(run: str, record: Mapping[str, Any]) -> Shard | None:
 def agreed(run: str, before: Mapping[str, Any], asked: Shard | None, *, resume: bool) -> Shard | None:
     """Return the shard that a run is or will be; None for a run with all rows.
 
-    before: the record of the run to continue; empty for a new run. asked: the shard that the user named. Raises
-    UserError if the existing run is another shard than the user named; with `resume`, the user need not name it.
+    before: the record of the run to continue; empty for a new run. asked: the shard that the user named, or None.
+    Raises UserError if the existing run is not the shard asked for. With `resume`, None fits every run.
     """
     if not before:
         return asked
@@ -90,5 +90,5 @@ def agreed(run: str, before: Mapping[str, Any], asked: Shard | None, *, resume: 
     has = f"run {quote(run)} {'has the rows of all shards' if was is None else f'is shard {was}'}"
     wants = "without --shard a run has all rows" if asked is None else f"you asked for --shard {asked}"
     raise UserError(
-        f"{has}; {wants}. {'Leave out --shard' if was is None else f'Give --shard {was}'}, or another --run-name."
+        f"{has}; {wants}. {'Leave out --shard' if was is None else f'Give --shard {was}'}, or give another --run-name."
     )

@@ -1,8 +1,8 @@
 """A temporary file that keeps the token ids, texts and documents of a run's prompts out of memory until they are
 needed.
 
-In a run with long contexts they take gigabytes. The file has no name (it is unlinked when it is made), so nothing is
-left behind even after kill -9. It lies in the folder for temporary files (TMPDIR).
+In a run with long contexts the prompts take gigabytes. The file has no name (it is unlinked when it is made), so
+nothing is left behind even after kill -9. It lies in the folder for temporary files (TMPDIR).
 """
 
 from __future__ import annotations
@@ -74,8 +74,9 @@ class Spool:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class StoredIds(Sequence[int]):
-    """Token ids in a spool. Each access reads the file; `tuple(ids)` reads all ids at once. Compares, hashes and prints
-    like that tuple.
+    """Token ids in a spool. They compare, hash and print like the tuple of the ids.
+
+    Each access reads the file; `tuple(ids)` reads all ids at once.
     """
 
     spool: Spool

@@ -22,8 +22,8 @@ def source(config: RunConfig) -> Data:
 def fetch(config: RunConfig) -> None:
     """Download those data of the run's tasks that are not on this machine. Raises SetupError if data are unavailable.
 
-    The data of the first lm-eval task, and of all tasks after it, are loaded later by `kvbench.runner.inputs`, because
-    lm-eval looks for its data only when it makes prompts.
+    The function stops at the first lm-eval task, because lm-eval looks for its data only when it makes prompts.
+    `kvbench.runner.inputs` then loads the data of this task and of all tasks after it.
     """
     data = source(config)
     names = list(itertools.takewhile(lambda name: not name.startswith(LM_EVAL), config.tasks))
@@ -37,10 +37,10 @@ def fetch(config: RunConfig) -> None:
 
 
 def all_missing(first: DataMissing, names: Sequence[str], config: RunConfig, data: Data) -> KVBenchError:
-    """Return one error that names every task whose data are known to be missing on this machine, without asking the
-    network.
+    """Return one error that names every task whose data are known to be missing on this machine.
 
-    first: the error of the first such task. names: the tasks whose data may be missing.
+    The function does not ask the network. first: the error of the first such task. names: the tasks whose data may be
+    missing.
     """
     others = {n: load_task(n, config.task_file).manifest for n in names if n != first.task}
     errors = [first, *data.missing({n: manifest for n, manifest in others.items() if manifest is not None})]

@@ -18,11 +18,11 @@ from kvbench.sources.models import ModelInfo
 
 
 def warnings(config: RunConfig, methods: Mapping[MethodChoice, Method], info: ModelInfo) -> Iterator[str]:
-    """Yield a warning for each method with a cell whose budget or interval differs from that on the card of its
-    weights.
+    """Yield a warning for each method that runs at another budget or interval than its weights were trained for.
 
-    Variants of a method with the same weights share one warning. A budget that is a share of the prompt is not
-    compared, because its number of entries varies. Raises KVBenchError for weights without a card.
+    The card of the weights states both. Variants of a method with the same weights share one warning. A budget that is
+    a share of the prompt is not compared, because its number of entries varies. Raises KVBenchError for weights without
+    a card.
     """
     variants: dict[tuple[str, Path], list[MethodChoice]] = {}
     for choice, method in methods.items():
@@ -40,12 +40,12 @@ def warnings(config: RunConfig, methods: Mapping[MethodChoice, Method], info: Mo
             run = ", ".join(f"{name} {_listed(here[name])}" for name in trained if here[name])
             yield (
                 f"method {quote(name)}: its weights were trained for {at} ({quote(card_path(path))}); "
-                f"this run has {run}, at which the method may lose more."
+                f"this run has {run}, at which the method may score lower."
             )
 
 
 def _trained(card: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {"budget": ..., "interval": ...} from a card, without those that it does not state."""
+    """Return the budget and the interval that a card states, by name; a value that the card lacks is left out."""
     options: Any = card
     for name in ("made", "settings", "more"):
         options = options.get(name) if isinstance(options, Mapping) else None

@@ -19,7 +19,7 @@ from kvbench.store import RunFolder, resume_command
 
 
 class Work:
-    """The generation of a run's missing rows. before: number of rows that were saved before."""
+    """The generation of a run's missing rows. before: number of rows that were saved before this process began."""
 
     def __init__(self, folder: RunFolder, plan: RunPlan, before: int, progress: Progress, say: Notice) -> None:
         self.folder, self.plan, self.progress, self.say = folder, plan, progress, say

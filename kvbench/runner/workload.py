@@ -1,6 +1,6 @@
 """The work of a run: the documents of each task as token ids, and every planned row with its key.
 
-No torch and no weights; the tokenizer comes from transformers.
+The module needs no torch and no weights; the tokenizer comes from transformers.
 """
 
 from __future__ import annotations
@@ -39,13 +39,17 @@ def template_hash(path: str) -> str:
 
 
 def load_task(name: str, task_file: str | None) -> Task:
-    """Return the task of this name. If there is a `task_file`, three names mean its task: "file", "" and its own."""
+    """Return the task of this name.
+
+    If there is a `task_file`, three names mean the task in this file: "file", "" and the task's own name.
+    """
     return _own_task(name, task_file) or get_task(name)
 
 
 def expand_task(name: str, task_file: str | None) -> list[str]:
-    """Return the names of all tasks that one value of --task means, such as ``ruler@*``. Raises UserError if there is
-    none.
+    """Return the names of all tasks that one value of --task, such as ``ruler@*``, means.
+
+    Raises UserError if there is none.
     """
     own = _own_task(name, task_file)
     return [own.name] if own else expand(name)
@@ -134,7 +138,7 @@ class TaskWork:
         if len(ids := Counter(doc.doc_id for doc in docs)) < len(docs):
             [(twice, count)] = ids.most_common(1)
             raise UserError(
-                f"task {quote(task.name)} gives {count} questions the id {quote(twice)}. Give each question its own."
+                f"task {quote(task.name)} gives {count} questions the id {quote(twice)}. Give each question its own id."
             )
         if any(turn.images for doc in docs for turn in doc.turns):
             reader = _with_vision(task, reader, vision)
@@ -212,8 +216,8 @@ class TaskWork:
     def batches(self, rows: list[PlannedRow], seed: int) -> list[list[Request]]:
         """Group planned rows into requests to the engine, one per document.
 
-        Returns one list of requests per combination of sampling settings, because all requests of an engine batch share
-        them.
+        Returns one list of requests per combination of sampling settings, because all requests of an engine batch must
+        have equal sampling settings.
         """
         samples: dict[str, list[int]] = {}
         prompt: dict[str, Prompt] = {}

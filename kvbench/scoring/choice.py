@@ -1,5 +1,7 @@
-"""Find the letter that an output chooses, by the rule of kvbench, simple-evals or LongBench v2. Every function returns
-None if the output chooses no letter."""
+"""Find the letter that an output chooses, by the rule of kvbench, simple-evals or LongBench v2.
+
+Every function returns None if the output chooses no letter.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The note of a row whose grader failed: the exception, and a hash of its traceback.
 
-Rows whose grader raised the same type of exception at the same place share the hash, so a reader sees that one fault
-causes many failures.
+Rows have the same hash if their grader raised the same type of exception at the same place. A reader thus sees that one
+fault causes many failures.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Gives the same scores as `eval_html_to_tsv` and `html_to_tsv_evaluator.py` of princeton-pli/LongProc, but works on plain
 rows instead of data frames. The first row is always the head. Cells are compared by position without case, ASCII
 punctuation, articles and blanks; the order of the rows does not matter, and a right row that is repeated counts as
-right each time. A table that cannot be parsed, has no row below the head, or has another number of columns than the
-reference, scores 0 with extraction rate 0.
+right each time. A table scores 0 with extraction rate 0 in these cases: it cannot be parsed; it has no row below the
+head; it has another number of columns than the reference.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Row = tuple[str, ...]
 
 
 def score_tsv(prediction: str, reference: str) -> dict[str, float]:
-    """Return f1, precision (the share of the output's rows that are in the reference), recall (the share of the
-    reference's rows that are in the output) and extraction_rate.
+    """Return f1, precision, recall and extraction_rate of an output's table.
 
-    extraction_rate is 1 if output and reference are tables with equally many columns, each with a row below its head;
-    otherwise all four are 0.
+    precision: the share of the output's rows that are in the reference. recall: the share of the reference's rows that
+    are in the output. extraction_rate: 1 if output and reference are tables with the same number of columns and each
+    has a row below its head. Otherwise all four results are 0.
     """
     rows, expected = _rows(_table(prediction)), _rows(reference)
     if not rows or not expected or len(rows[0]) != len(expected[0]):

@@ -5,8 +5,8 @@ verdict of an ordinary process with an ordinary standard input.
 
 Programs run in a box (`kvbench.scoring.sandbox`) that never receives an expected output; this module compares their
 output outside the box. `lcb` follows ``lcb_runner/evaluation/testing_util.py`` (28fef95) with its bugs, see
-`kvbench.scoring.livecodebench_harness`. Error codes: 0 passed, -2 wrong or too much output, -3 out of time, -4
-exception, out of memory or nothing to run, -5 the program ended the process (only in `lcb`). A program that runs out of
+`kvbench.scoring.livecodebench_harness`. Error codes: 0 passed; -2 wrong or too much output; -3 out of time; -4
+exception, out of memory or nothing to run; -5 the program ended the process (only in `lcb`). A program that runs out of
 time gets a second try; as a rule only one second try runs at a time (`_alone`).
 
 kvbench has its own checker, because every other known checker runs programs in a process that also holds the expected
@@ -49,9 +49,11 @@ _TURN_SECONDS = 120.0  # longest wait for another second try to end; after that,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The result of running a program on all tests of a problem, up to the first test that fails. results: per test
-    True, False (a wrong value) or an error code; only (-2,) after code -5. seconds: time of the slowest test, or of the
-    test that failed."""
+    """The result of running a program on the tests of a problem, up to the first test that fails.
+
+    results: per test True, False (a wrong value) or an error code; only (-2,) if the code is -5. seconds: time of the
+    slowest test or, if a test failed, of the failed test.
+    """
 
     verdict: str  # pass, wrong_answer, runtime_error, time_limit, memory_limit or output_limit
     code: int  # LiveCodeBench's error code, 0 for a pass
@@ -97,9 +99,9 @@ def grade(
 ) -> Grades:
     """Run a program on the tests of a problem; each verdict stops at the first test that fails.
 
-    inputs, outputs: for each test the text of standard input, and the expected output. If the tests call a function
-    (`function`: its name), `inputs` hold its arguments (JSON, one per line) and `outputs` its expected values (JSON).
-    seconds: time limit per test.
+    inputs, outputs: for each test the text of standard input, and the expected output. function: the name of the
+    function that the tests call, if they call one. Each input then holds the function's arguments (JSON, one per line),
+    and each output the expected value (JSON). seconds: time limit per test.
 
     Raises ValueError if there are no tests, which LiveCodeBench would count as a pass, or if the numbers of inputs and
     outputs differ. Raises BoxError if the sandbox failed twice.
@@ -144,7 +146,8 @@ class _Problem:
     def room(self, test: int) -> int:
         """Return how many bytes a program may print on the test with this index.
 
-        The limit is a power of two: a program can find it out, so it must reveal little about the expected output.
+        The limit is a power of two, because a program can find the limit out: it must reveal little about the expected
+        output.
         """
         return 1 << math.ceil(math.log2(max(1 << 20, 4 * len(self.outputs[test].encode(errors="replace")))))
 
@@ -203,7 +206,7 @@ def _as_lcb(box: Box, problem: _Problem) -> Verdict:
 
 
 def failure(outcome: Outcome) -> tuple[str, int] | None:
-    """Return the verdict and the error code of a request that the program did not answer with a result; else None."""
+    """Return the verdict and the error code if the program did not answer a request with a result; else None."""
     if outcome.status == "answered":
         failures = {b"E": ("runtime_error", -4), b"M": ("memory_limit", -4), b"T": ("time_limit", -3)}
         # The harness writes only E, M, T, R or O first; with another letter the program itself wrote the answer.
@@ -228,8 +231,11 @@ def _failed(verdict: str, code: int, results: list[bool | int], outcome: Outcome
 
 
 def _natively(box: Box, problem: _Problem, run: Callable[[Box, _Problem, int], tuple[Outcome, bytes]]) -> Verdict:
-    """Run a program on each test in a new process, as an ordinary program runs, and return the verdict. run: runs the
-    program on the test with this index; returns the outcome and the program's output."""
+    """Run a program on each test in a new process, as an ordinary program runs, and return the verdict.
+
+    run: a function that runs the program on the test with a given index. It returns the outcome and the program's
+    output.
+    """
     results: list[bool | int] = []
     slowest, peak = 0.0, 0
     for test in range(len(problem.inputs)):

@@ -30,8 +30,10 @@ def _same_line(ours: str, theirs: str) -> bool:
 
 
 def same_value(printed: bytes, expected: str, value: Any) -> bool:
-    """Return whether the JSON that a program printed equals `value`, which is `expected` after parsing. Bytes that are
-    no JSON, or far longer than `expected`, count as unequal."""
+    """Return whether the JSON that a program printed equals `value`, which is `expected` after parsing.
+
+    Bytes that are no JSON, or far longer than `expected`, count as unequal.
+    """
     if len(printed) > (64 << 10) + 4 * len(expected):
         return False
     try:

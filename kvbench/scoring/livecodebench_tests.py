@@ -36,8 +36,10 @@ class Test:
 
 
 def read_tests(data: str, largest: int = LARGEST) -> list[Test]:
-    """Return the tests in `data`, the content of a problem's column of public or private tests. largest: most bytes
-    after unpacking. Raises TestDataError."""
+    """Return the tests in `data`, the content of a problem's column of public or private tests.
+
+    largest: most bytes after unpacking. Raises TestDataError if the data are malformed or too large.
+    """
     try:
         parsed = json.loads(data)
     except ValueError:
@@ -57,7 +59,7 @@ def read_tests(data: str, largest: int = LARGEST) -> list[Test]:
 def unpack(data: str, largest: int = LARGEST) -> str:
     """Return the text in `data`, which is a pickle, compressed by zlib and written as base64.
 
-    Raises TestDataError for other data, or if they unpack to more than `largest` bytes.
+    Raises TestDataError for other data, or if the text unpacks to more than `largest` bytes.
     """
     try:
         stream = zlib.decompressobj()

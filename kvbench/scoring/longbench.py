@@ -2,8 +2,8 @@
 
 Every score is in [0, 1]; the official tables show the mean times 100, rounded to two decimals. ROUGE-L comes from the
 package rouge 1.0.1 and Chinese words from jieba 0.42.1 (extra ``longbench``): other versions, and the package
-rouge-score, give other scores. The similarity of code lines is `difflib`'s ratio, which fuzzywuzzy too computes without
-python-Levenshtein, as in the official set-up.
+rouge-score, give other scores. The similarity of code lines is `difflib`'s ratio. The official set-up computes the same
+ratio with fuzzywuzzy, because it lacks python-Levenshtein.
 """
 
 from __future__ import annotations
@@ -144,8 +144,10 @@ def retrieval_zh(prediction: str, answer: str) -> float:
 
 
 def code_similarity(prediction: str, answer: str) -> float:
-    """Similarity, from 0 to 1 and rounded to 0.01, of the answer and the first line of the output that holds none of
-    the marks `CODE_SKIPPED` of code fences and comments."""
+    """Similarity of the answer and the output's first line of code, from 0 to 1 and rounded to 0.01.
+
+    Lines with a mark of a code fence or a comment (`CODE_SKIPPED`) are skipped.
+    """
     lines = prediction.lstrip("\n").split("\n")
     line = next((line for line in lines if not any(mark in line for mark in CODE_SKIPPED)), "")
     return round(100 * difflib.SequenceMatcher(None, line, answer).ratio()) / 100

@@ -28,8 +28,10 @@ def read_entries(text: str, noun: str) -> dict[int, str]:
 
 
 def completion(entries: Mapping[int, str], number: int) -> float:
-    """Return the share of the entries numbered 1 to `number` that the answer has. entries: the answer's entries by
-    number."""
+    """Return the share of the entries numbered 1 to `number` that the answer has.
+
+    entries: the answer's entries by number.
+    """
     return sum(wanted in entries for wanted in range(1, number + 1)) / number
 
 

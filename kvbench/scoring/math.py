@@ -4,9 +4,9 @@
 argument). `strict`: math-verify on the last balanced box after the thinking block; an output without a box is wrong.
 `int_match` (in `aux`, for AIME and AMC): the same box compared as a plain integer.
 
-math-verify interrupts itself after `SECONDS` by SIGALRM. That works only in the main thread of a process, and some
-sympy calls ignore it, so call this from a `kvbench.scoring.pool.ScorePool`, never in a thread. As in math-verify, a
-time-out counts as wrong; aux ``timeout`` shows it.
+math-verify interrupts itself after `SECONDS` by SIGALRM. This works only in the main thread of a process, and some
+sympy calls ignore the signal. Therefore score in a `kvbench.scoring.pool.ScorePool`, never in a thread. As in
+math-verify, a time-out counts as wrong; aux ``timeout`` shows it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ LONGEST = 500  # characters of an extracted answer that a row keeps
 
 
 def score_math(text: str, answer: str, *, thinking: bool | None, integer: bool = False) -> Score:
-    """Score an output (`text`) against a reference answer given as LaTeX or a number, without a box. thinking: whether
-    the model thinks; None: unknown. integer: also compute `int_match`."""
+    """Score an output (`text`) against a reference answer, which is LaTeX or a number, without a box.
+
+    thinking: whether the model thinks; None: unknown. integer: also compute `int_match`.
+    """
     box = last_box(after_thinking(text, thinking))
     with _count_timeouts() as timeouts:
         gold = _parse(boxed(answer))
@@ -88,7 +90,7 @@ def _verify(gold: list[Any], parsed: list[Any]) -> bool:
 
 
 class _Timeouts(logging.Handler):
-    """A log handler that counts math-verify's time-outs: math-verify catches the exception and only logs a warning."""
+    """A log handler that counts math-verify's time-outs, because math-verify only logs them as warnings."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

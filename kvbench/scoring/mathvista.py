@@ -1,9 +1,9 @@
 """MathVista's scoring: an answer is extracted from the model's text, brought into a common form, and compared as text.
 
 In the official pipeline, GPT extracts the answer from every text that is not a bare answer already; `direct` decides
-whether it is one. `by_rule` is kvbench's own extraction, which needs no judge. `normalise` is official, with its
-peculiarities: for a text that names no option it takes the option with the smallest edit distance, and it cuts 3.7 to 3
-where an integer is asked for.
+whether a text is a bare answer. `by_rule` is kvbench's own extraction, which needs no judge. `normalise` follows the
+official rules with their peculiarities. For a text that names no option, it takes the option with the smallest edit
+distance. Where an integer is asked for, it cuts 3.7 to 3.
 """
 
 from __future__ import annotations
@@ -36,8 +36,11 @@ _LIST = re.compile(r"\[[^\[\]]*\]")
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The right answer to a question, and its form. kind: one of `KINDS`. precision: decimals of a float. choices: the
-    options of a multiple-choice question, otherwise empty."""
+    """The right answer to a question, and its form.
+
+    kind: one of `KINDS`. precision: decimals of a float. choices: the options of a multiple-choice question, otherwise
+    empty.
+    """
 
     answer: str
     kind: str
@@ -109,8 +112,10 @@ def _choice(extraction: str, choices: Sequence[str]) -> str:
 
 
 def _places(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield parts of a text that may hold the answer, the likeliest first, each with whether the answer begins the
-    part."""
+    """Yield pairs: a part of a text that may hold the answer, and whether the answer begins that part.
+
+    The likeliest part comes first.
+    """
     if box := last_box(text):
         yield box, True
     if ends := [match.end() for match in _INTRODUCED.finditer(text)]:
@@ -132,10 +137,10 @@ def _plain(text: str) -> str:
 
 
 def _number(part: str, introduced: bool) -> str | None:
-    """Return the last number in a part of a text. Exponents, such as those of units, do not count as numbers.
+    """Return the number that answers the question in a part of a text: the last number, unless `introduced` is True.
 
-    introduced: whether the answer begins the part. If it does, the result is the first number behind the last "=" of
-    the part's first clause or, if there is none, the first number of the part.
+    introduced: whether the answer begins the part. In that case, take the first number behind the last "=" of the
+    part's first clause. If there is no such number, take the first number of the part. Exponents do not count.
     """
     part = _EXPONENT.sub("", part)
     if not introduced:
@@ -145,8 +150,10 @@ def _number(part: str, introduced: bool) -> str | None:
 
 
 def _value(found: Sequence[tuple[str, ...]]) -> str | None:
-    """Return the number of the first match of `_NUMBER` without its commas; a fraction is divided out. None without a
-    match. found: the groups of each match."""
+    """Return the number in the first match of `_NUMBER`, without commas; None without a match.
+
+    A fraction is divided out. found: the groups of each match.
+    """
     for sign, *numbers in found:
         above, *below = (number.replace(",", "") for number in numbers if number)
         value = str(float(above) / float(below[0])) if below and float(below[0]) else above
@@ -178,8 +185,11 @@ def _letter(found: re.Match[str] | None, choices: Sequence[str]) -> str | None:
 
 
 def _longest(choices: Sequence[str], part: str, before: str, look: Callable[..., object]) -> str | None:
-    """Return the longest option that occurs in a text; None without one. before: a regular expression that must match
-    just before the option. look: `re.match` (at the beginning of the text) or `re.search` (anywhere)."""
+    """Return the longest option that occurs in a text; None without one.
+
+    before: a regular expression that must match just before the option. look: `re.match` (at the beginning of the text)
+    or `re.search` (anywhere).
+    """
     there = [c for c in choices if look(rf"{before}{re.escape(_plain(c).strip() or c)}(?!\w)", part, re.IGNORECASE)]
     return max(there, key=len, default=None)
 

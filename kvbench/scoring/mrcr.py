@@ -1,8 +1,8 @@
-"""MRCR's score: the similarity of an answer to the wanted message, from 0 to 1. It is 0 unless the answer begins with
-the random characters that the question asks for.
+"""MRCR's score: the similarity of an answer to the wanted message, from 0 to 1.
 
-The rule is the grader on the card of the data set openai/mrcr: `difflib.SequenceMatcher.ratio`, with the answer as its
-first text, after the random characters were removed from both texts.
+The score is 0 unless the answer begins with the random characters that the question asks for. The rule is the grader on
+the card of the data set openai/mrcr. It removes the random characters from both texts, then takes
+`difflib.SequenceMatcher.ratio` with the answer as the first text.
 """
 
 from __future__ import annotations

@@ -52,20 +52,23 @@ def score_output(
 
 
 def share(hits: Sequence[bool]) -> float:
-    """Return the share of references that were found, from 0 to 1. hits: for each reference whether it was found.
-    `string_match_all` averages this share over outputs."""
+    """Return the share of references that were found, from 0 to 1. hits: for each reference whether it was found."""
     return sum(hits) / len(hits)
 
 
 def string_match_all(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Return the mean over the outputs (`predictions`) of the share of an output's references that occur in it, in per
-    cent with two decimals."""
+    """Return the mean over all outputs of `share`, in per cent with two decimals.
+
+    predictions: the outputs. references: for each output the references to find in it.
+    """
     return _percent([share(hits_in(text, expected)) for text, expected in zip(predictions, references, strict=True)])
 
 
 def string_match_part(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Return the share of outputs (`predictions`) in which at least one of their references occurs, in per cent with
-    two decimals."""
+    """Return the share of outputs in which at least one reference occurs, in per cent with two decimals.
+
+    predictions: the outputs. references: for each output the references to find in it.
+    """
     pairs = zip(predictions, references, strict=True)
     return _percent([float(any(hits_in(text, expected))) for text, expected in pairs])
 

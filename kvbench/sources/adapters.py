@@ -47,8 +47,8 @@ class Adapter:
 def find(name: str | None) -> Adapter | None:
     """Find the adapter in the folder that --adapter names. name: the value of --adapter; None: return None.
 
-    Raises SetupError if the folder, a file, peft or accelerate is missing, or a file is damaged, UserError for an
-    adapter that is not a LoRA.
+    Raises SetupError if the folder, one of its files, peft or accelerate is missing, or if a file is damaged. Raises
+    UserError if the adapter is not a LoRA.
     """
     if name is None:
         return None
@@ -77,6 +77,6 @@ def find(name: str | None) -> Adapter | None:
 
 
 def require_packages(option: str) -> None:
-    """Raise SetupError if a package for adapters is missing. option: the user's option that needs it."""
+    """Raise SetupError if a package for adapters is missing. option: the user's option that needs these packages."""
     if missing := [package for package in ("peft", "accelerate") if importlib.util.find_spec(package) is None]:
         raise SetupError(f"{option} needs {' and '.join(missing)}: pip install 'kvbench[adapters]'.")

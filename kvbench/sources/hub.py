@@ -1,8 +1,8 @@
 """Asks the Hugging Face hub whether a repository exists, at which commit, and with which files.
 
-The hub's libraries retry a refused connection for half a minute per file. Before kvbench calls them, it sends a
-request of its own with at most `TRIES` attempts, so that the user learns of a wrong name or a missing network within
-seconds (within about half a minute if the hub does not answer at all).
+The hub's libraries retry a refused connection for half a minute per file. Before kvbench calls these libraries, it
+sends a request of its own, with at most `TRIES` attempts. The user therefore learns of a wrong name or a missing
+network within seconds. If the hub does not answer at all, this takes about half a minute.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ _named: Collection[str] | None = None  # models and tasks that kvbench may downl
 def only(names: Collection[str] | None) -> Iterator[None]:
     """While the block runs, let kvbench download only these models and the data of these tasks; None: anything.
 
-    This protects users who continue someone else's run: its folder may name any model, and kvbench must not download it
-    unless the user names it. If `names` is empty, the hub's libraries are also put into offline mode, in this process
-    and its children.
+    This protects users who continue someone else's run. The run's folder may name any model, which kvbench must not
+    download unless the user names it too. If `names` is empty, the hub's libraries are also put into offline mode, in
+    this process and its children.
     """
     global _named
     before, _named = _named, names
@@ -164,8 +164,8 @@ def is_commit(revision: str | None) -> bool:
 def why(error: Exception) -> Why:
     """Return the reason for an exception of huggingface_hub, datasets or transformers.
 
-    The function reads class names, status codes and messages of the whole exception chain, because the libraries wrap
-    each other's exceptions and no other field distinguishes the reasons.
+    These libraries wrap each other's exceptions. The function therefore reads class names, status codes and messages of
+    the whole exception chain.
     """
     chain: list[BaseException] = []
     link: BaseException | None = error

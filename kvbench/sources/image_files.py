@@ -33,8 +33,9 @@ class Pixels:
 def read(image: Image) -> Pixels:
     """Read and decode an image.
 
-    Raises UserError for a file that cannot be read, is no complete PNG, JPEG or WebP, is too large, has more than 8
-    bits per colour, or changed since it was hashed; SetupError if Pillow is missing.
+    Raises UserError for a file that cannot be read, is too large, or changed since it was hashed. Raises UserError also
+    unless the file is a complete PNG, JPEG or WebP with at most 8 bits per colour. Raises SetupError if Pillow is
+    missing.
     """
     data = _bytes(image)
     digest = hashlib.sha256(data).hexdigest()

@@ -32,9 +32,9 @@ Span = tuple[int, int]  # a tensor's byte range in its file: start, end
 def names(folder: Path) -> list[str]:
     """Return the names of the files that transformers may read from a model's folder, sorted.
 
-    These are the files that match `PATTERNS`, and the chat templates in `TEMPLATES`. Other files, such as notes, logs,
-    pickles and results of other tools, are left out, because they do not affect tokens and their change must not stop a
-    run. A method's weights (with a card beside them) are left out, because they do not belong to the model.
+    These are the files that match `PATTERNS`, and the chat templates in `TEMPLATES`. Other files, such as notes, logs
+    and pickles, are left out: they do not affect tokens, so a change in them must not stop a run. A method's weights
+    (with a card beside them) are left out too, because they do not belong to the model.
     """
     top = [path.name for path in folder.iterdir() if path.is_file() and not is_of_a_method(path)]
     chosen = [name for name in top if any(fnmatchcase(name, pattern) for pattern in PATTERNS)]
@@ -55,10 +55,11 @@ def makes_prompts(name: str) -> bool:
 def hashes(folder: Path) -> dict[str, str]:
     """Return {file name: hash} of the files that `names` lists. Raises SetupError if a file cannot be read.
 
-    For a file of up to `WHOLE` bytes, the hash is its SHA-256. For a larger safetensors file, it covers the file's
-    size, its header, and some blocks of every tensor, evenly spaced from the tensor's first to its last byte; for any
-    other large file, the file's size and blocks that are evenly spaced over the file. These hashes detect a tensor that
-    was trained further, merged or replaced, but not changes that lie only between the blocks.
+    For a file of up to `WHOLE` bytes, the hash is its SHA-256. For a larger file, the hash covers only the file's size
+    and parts of its content. In a safetensors file, these parts are the header and some blocks of every tensor, evenly
+    spaced from the tensor's first to its last byte. In any other file, they are blocks that are evenly spaced over the
+    file. These hashes detect a tensor that was trained further, merged or replaced, but not changes that lie only
+    between the blocks.
     """
     return {name: file_hash(folder / name) for name in names(folder)}
 

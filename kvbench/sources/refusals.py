@@ -33,9 +33,8 @@ def own_code(name: str) -> SetupError:
 
 
 def refused(what: str, reason: hub.Why, revision: str | None = None) -> str:
-    """Return the message for a refusal by the hub whose reason has the same message for models and data sets (missing,
-    unknown revision, bad token); "" for any other reason. what: the model or data set in words.
-    """
+    """Return the message if the hub refused a model or data set for one of three reasons: it is missing, its revision
+    is unknown, or the token is invalid. Return "" for any other reason. what: the model or data set in words."""
     named = quote(revision) if revision else "that revision"
     sentences: dict[str, str] = {
         "missing": f"the hub has no {what} (or it is private and HF_TOKEN is not set).",

@@ -1,9 +1,9 @@
 """Finds the settings that the user must give again to continue a run, and writes command lines that repeat them.
 
-These settings are plug-ins, task files, the settings of a judge (such as its address and the name of the environment
-variable that holds its key), and tasks whose data lm-eval loads from the hub. A run's record states them only as
-information for the user; kvbench never takes them from a record. Continuing a run from someone else's folder therefore
-neither runs foreign code nor contacts a server.
+These settings are plug-ins, task files, tasks whose data lm-eval loads from the hub, and the settings of a judge. A
+judge's settings are, for example, its address and the name of the environment variable that holds its key. A run's
+record states all these settings only as information for the user; kvbench never takes them from a record. Continuing a
+run from someone else's folder therefore neither runs foreign code nor contacts a server.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _USUAL = {"judge_key_env": "OPENAI_API_KEY", "judge_mode": "single"}
 
 
 def used(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run that the user must give again, because they run code, contact a server, or make
-    lm-eval load data from the hub. info: the content of run.json.
+    """Return the settings of a run that the user must give again. info: the content of run.json.
 
-    The user gives them by a flag or an environment variable or, except for `task`, in the configuration file.
-    `unsafe_run_code` is never among them: a continued run without this setting executes programs in a sandbox or not
-    at all.
+    Each of these settings runs code, contacts a server, or makes lm-eval load data from the hub.
+
+    The user gives a setting by a flag or an environment variable. All settings but `task` may also stand in the
+    configuration file. `unsafe_run_code` is never among the settings: a continued run without this setting executes
+    programs in a sandbox or not at all.
     """
     environment = info["environment"]
     settings = {
@@ -52,8 +53,8 @@ def names_no_judge(judge: str | None) -> bool:
 
 
 def resume_command(run_dir: Path) -> str:
-    """Return the command that continues a run. It repeats the settings that the user must give again (`used`), unless
-    the run's record cannot be read.
+    """Return the command that continues a run. The command repeats the settings that the user must give again (`used`),
+    unless the run's record cannot be read.
     """
     try:
         again = used(manifest.read(run_dir))

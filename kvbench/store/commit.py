@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 
 
 class Commit:
-    """A sync of a journal segment to disk, in a background thread that the constructor starts (in the constructor
-    itself if no thread can be started). `keys`: the keys of the rows that are safe once the sync has succeeded.
-    `seconds`: how long the sync took.
+    """A sync of a journal segment to disk, in a background thread that the constructor starts.
+
+    If no thread can be started, the constructor itself syncs. `keys`: the keys of the rows that are safe once the sync
+    has succeeded. `seconds`: how long the sync took.
     """
 
     def __init__(self, sync: Callable[[], None], keys: Sequence[str]) -> None:

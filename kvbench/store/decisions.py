@@ -1,8 +1,9 @@
 """Writes and reads decisions.parquet: which tokens a method kept at each eviction. The file covers a few of a run's
 answers; it has a line per answer, layer and KV head.
 
-`kvbench record` writes the file beside the run's tables, and `report --html` shows it. An entry that is evicted never
-comes back, so a line stores one number per token: which eviction dropped it. A run is complete without this file.
+`kvbench record` writes the file beside the run's tables, and `report --html` shows it. An evicted entry never comes
+back, so a line stores one number per token: the number of the eviction that dropped the token. A run is complete
+without this file.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ def _row(row: dict[str, Any], parsed: Callable[[str], Any]) -> Decisions:
     if not (_all(tokens, str) and _all(seen, int) and _all(dropped, int) and len(tokens) == len(dropped)):
         raise ValueError("the lists of a line have wrong types or different lengths")
     if seen != sorted(set(seen)) or not all(0 <= number <= len(seen) for number in dropped):
-        raise ValueError("the evictions of a line are out of order, or a line names one that did not happen")
+        raise ValueError("the evictions of a line are out of order, or the line names an eviction that did not happen")
     return Decisions(**row | lists)
 
 

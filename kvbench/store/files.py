@@ -1,12 +1,12 @@
-"""Reads and writes files of a run's folder. After a kill or a power cut a file written with `replacing` is complete
-(old or new) or absent, and kvbench follows no link out of the folder.
+"""Reads and writes the files of a run's folder safely.
 
-`replacing` writes a temporary file in the target's folder, and renames it to the target once it is on disk. If the
-target is a link, the link is replaced, and the file behind it stays unchanged. `open_plain` and `read_plain` open
-regular files only, so that someone else's folder can lead kvbench neither to a file outside it nor to an endless pipe.
-`own_folder` checks that a folder is not a link. `probe` writes a file to find out whether a folder is writable, because
-mode bits mean nothing to root or on a read-only mount. These functions cannot help against a disk that loses data after
-fsync.
+`replacing` writes a temporary file in the target's folder, and renames it to the target once it is on disk. After a
+kill or a power cut the target is therefore the complete old file, the complete new file, or absent. If the target is a
+link, the link is replaced, and the file behind the link stays unchanged. `open_plain` and `read_plain` open regular
+files only. Someone else's folder can therefore lead kvbench neither to a file outside the folder nor to an endless
+pipe. `own_folder` checks that a folder is not a link. `probe` writes a file to find out whether a folder is writable,
+because mode bits mean nothing to root or on a read-only mount. These functions cannot help against a disk that loses
+data after fsync.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def read_plain(path: Path, limit: int) -> bytes:
         data = file.read(limit + 1)
     if len(data) > limit:
         raise SetupError(
-            f"{quote(path)} is larger than {limit >> 20} MiB, the most that kvbench writes. Put back a copy of it."
+            f"{quote(path)} is larger than {limit >> 20} MiB, the most that kvbench writes. Put back the original file."
         )
     return data
 
@@ -121,7 +121,7 @@ def _must_be(path: Path, status: os.stat_result, wanted: int) -> None:
     if (kind := stat.S_IFMT(status.st_mode)) != wanted:
         raise SetupError(
             f"{quote(path)} is {_KINDS.get(kind, 'a device')}, where a run needs {_KINDS[wanted]}. "
-            "kvbench does not use it: remove it, or replace it with a copy."
+            "kvbench does not use it. Remove it, or put the original back in its place."
         )
 
 

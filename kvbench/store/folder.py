@@ -50,7 +50,7 @@ class RunFolder:
         take_over: bool = False,
         allow_version_change: bool = False,
     ) -> RunFolder:
-        """Make a new run, or continue the run of that name if its configuration is the same.
+        """Make a new run, or continue the run of that name if its configuration equals `config`.
 
         environment: the record of versions, devices and inputs, in JSON types. planned: how many rows the run will
         have. take_over: take the lock even from a process on another host. allow_version_change: continue the run
@@ -151,8 +151,9 @@ def check_out(out: str | Path) -> Path:
 
 
 def check_writable(out: str | Path) -> None:
-    """Test by writing a file whether the results folder can be used or, if it does not exist, can be made. Raises
-    UserError, SetupError.
+    """Test by writing a file whether the results folder can be written. Raises UserError, SetupError.
+
+    If the folder does not exist, its nearest existing parent is tested.
     """
     path = _there(out)
     try:
@@ -162,8 +163,10 @@ def check_writable(out: str | Path) -> None:
 
 
 def check_same(out: str | Path, name: str, config: Mapping[str, Any]) -> None:
-    """Raise UserError if the folder of the run `name` has a run with another configuration, or files but no run. Raises
-    SetupError if its run.json cannot be read.
+    """Check that the run `name` can be started or continued with this configuration.
+
+    Raises UserError if the run's folder holds a run with another configuration, or files but no run. Raises SetupError
+    if its run.json cannot be read.
     """
     path = Path(out) / name
     _check_ours(path)

@@ -1,7 +1,7 @@
 """Converts rows to Arrow tables and pandas frames.
 
 Arrow tables keep repeated names dictionary-encoded. pandas frames have plain strings, nullable integers and booleans,
-and NaN for missing floats, so that a frame from the journal equals a frame from a parquet table.
+and NaN for missing floats. Rows from the journal and the same rows from a parquet table therefore give equal frames.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def to_frame(table: pa.Table) -> pd.DataFrame:
 
 def columns_as_lists(frame: pd.DataFrame, names: Sequence[str] = NAMES) -> dict[str, list[Any]]:
     """Return columns of a frame as lists of Python values, with None for missing values. Frames with equal values give
-    equal lists, whatever their column types.
+    equal lists, even if the types of their columns differ.
     """
     kinds = {c.name: c.kind for c in COLUMNS}
     dtypes = {"int32": "Int64", "int64": "Int64", "float64": "Float64", "bool": "boolean"}

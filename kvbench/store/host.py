@@ -2,7 +2,7 @@
 
 Systems reuse process ids. A process is therefore identified by its id, the boot id of its machine, and its start time
 in clock ticks. Without /proc (macOS), boot id and start time are unknown: if a new process has the id of an ended
-process, kvbench takes it for the ended process.
+process, kvbench takes the new process for the ended one.
 """
 
 from __future__ import annotations

@@ -12,16 +12,17 @@ from collections.abc import Mapping
 
 
 def canonical_json(value: object) -> str:
-    """Return JSON with sorted keys and no blanks. Raises ValueError for NaN and infinities, TypeError for types that
-    JSON lacks."""
+    """Return a value as JSON text with sorted keys and no blanks between its parts. Raises ValueError for NaN and
+    infinities, TypeError for types that JSON lacks."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def row_key(identity: Mapping[str, object]) -> str:
     """Return the key of a row, 24 hex digits. identity: the settings that decide the sample's output.
 
-    Among these are task, task_version, data revision, doc_id, sample, seed, method, options, budget, interval, model,
-    model_revision and the generation settings, but not settings that may differ between hosts (device, slots).
+    These settings include task, task_version, data revision, doc_id, sample, seed, method, options, budget, interval,
+    model, model_revision and the generation settings. They do not include settings that may differ between hosts
+    (device, slots).
     """
     return digest(identity)[:24]
 

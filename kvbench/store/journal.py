@@ -1,11 +1,11 @@
 """Writes the journal of a run: it appends rows one by one, and reports the key of each row once the row is safe on
 disk.
 
-A row becomes a record ``crc32 SPACE json LF``, written with one write(). Every process writes a file of its own, a
-segment, and never reopens a segment, because a kill can cut a large write in the middle: in a shared file, the next
-process's record would follow the torn record on the same line. A row counts as safe only after fdatasync, which runs in
-a thread while generation goes on; the row's key is therefore often reported by a later call. Only one thread may write
-to a journal.
+A row becomes a record ``crc32 SPACE json LF``, written with one write(). Every process writes a new file of its own, a
+segment, and never continues an older segment. A kill can cut a record in the middle; in a continued segment, the next
+record would follow the torn record on the same line. A row counts as safe only after fdatasync, which runs in a thread
+while generation goes on. The row's key is therefore often reported by a later call than the call that wrote the row.
+Only one thread may write to a journal.
 """
 
 from __future__ import annotations
@@ -98,9 +98,11 @@ class Journal:
         return self.poll()
 
     def poll(self) -> list[str]:
-        """Begin a commit (a sync of the written rows to disk) if rows wait for it, none is under way, and the last
-        commit ended at least two seconds ago. Return the keys of those rows that have become safe on disk since the
-        last call. Waits at most `PATIENCE_SECONDS` for the disk.
+        """Begin a commit (a sync of the written rows to disk) if one is due. Return the keys of those rows that have
+        become safe on disk since the last call.
+
+        A commit is due if rows wait for it, no other commit is under way, and the last commit ended at least two
+        seconds ago. Waits at most `PATIENCE_SECONDS` for the disk.
         """
         saved = self._collect(0.0)
         if self._commit is None and self._waiting and time.monotonic() - self._last_commit >= COMMIT_SECONDS:
@@ -204,7 +206,8 @@ class Journal:
         sync_folder(folder)
 
     def _check_place(self) -> None:
-        """Raise SetupError if the segment was deleted or moved: writes would go on without an error, and lose rows."""
+        """Raise SetupError if the segment was deleted or moved. Without this check, further rows would be lost without
+        an error."""
         assert self.segment is not None
         here = os.fstat(self._fd)
         try:

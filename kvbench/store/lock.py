@@ -1,14 +1,14 @@
 """The lock of a run's folder: one process at a time writes to a run.
 
-The owner of the lock is a process. As long as it lives, it holds flock on the lock file; it also writes its host,
-process id and start time into the file: the record. Some network disks keep the flock of a dead owner, or have no
-flock. Therefore the record is checked, too: whether an owner on this host lives is known from process id and start
-time; the lock of an owner on another host, or from before the last start of this host, is taken over only with
+The owner of the lock is a process. While it lives, it holds flock on the lock file. It also writes a record into the
+file: its host, process id and start time. Some network disks keep the flock of a dead owner, or have no flock; the
+record is therefore checked, too. For an owner on this host, process id and start time tell whether it still lives. The
+lock of any other owner (on another host, or from before the last start of this host) is taken over only with
 ``--take-over``. Without flock, the lock is the existence of the file, which only one process can create.
 
 The library filelock (4.2) does less, as `tests/store/test_lock.py` shows. Its `FileLock` raises an error if the file
-system answers ENOLCK. Its `SoftFileLock` takes over from another machine of the same name without asking, but never
-from a process that was killed before it wrote its record.
+system answers ENOLCK. Its `SoftFileLock` takes over without asking from another machine that has the same name. It
+never takes over from a process that was killed before it wrote its record.
 
 If two processes hold the lock nevertheless, rows are generated twice and no row is damaged, because each process writes
 its own journal segment.

@@ -1,14 +1,14 @@
 """Writes, reads and compares run.json, the record of a run. It is written once, before any work; whenever the run is
-continued, its settings are compared with those in the record.
+continued, the new settings are compared with those in the record.
 
 The record holds the format, the whole configuration, the number of planned rows, the environment, the command, and a
 hash of each part and of the whole. A record that was edited by hand no longer matches its hashes and is refused,
-because rows of two settings must not mix. The hashes reveal mistakes, not malice: kvbench never imports or contacts
-anything because a run.json names it (docs/security.md).
+because rows of two settings must not mix. The hashes reveal mistakes, not malice; kvbench therefore never imports or
+contacts anything because a run.json names it (docs/security.md).
 
-Settings are stored as the user gave them, but without secrets: a run can be continued with them, and settings
-that differ in more than secrets do not look alike. Parts that are only shown, such as the command, are redacted:
-secrets and the user's name in paths are hidden.
+Settings are stored as the user gave them, but without secrets. A run can therefore be continued with the stored
+settings, and two settings look alike only if they differ in nothing but secrets. Parts that are only shown, such as the
+command, are redacted: secrets and the user's name in paths are hidden.
 """
 
 from __future__ import annotations

@@ -87,9 +87,10 @@ def _repeated(stored: pa.Schema, schema: pa.Schema) -> list[str]:
 
 
 def _check_size(footer: pq.FileMetaData, names: Sequence[str], size: int, row_bytes: int) -> None:
-    """Raise Damaged if the footer claims more rows than the file has bytes (`size`), or more unpacked bytes in the
-    columns `names` than `_BYTES` and `row_bytes` per row together. A row takes at least one byte of the file, because
-    no two rows of a table are equal.
+    """Raise Damaged if the footer claims more than the file can hold. size: the bytes of the file.
+
+    The limit for rows is one per byte of the file, because no two rows of a table are equal. The limit for the unpacked
+    bytes of the columns `names` is `_BYTES` plus `row_bytes` per row.
     """
     if footer.num_rows > size:
         raise Damaged(f"its footer claims {footer.num_rows} rows in {size} bytes")

@@ -69,7 +69,7 @@ class Snapshot:
 
 
 def read_run(run_dir: str | Path, columns: Collection[str] = NAMES) -> Snapshot:
-    """Read the rows of a run, finished or not. `columns`: the columns to read, `status` among them."""
+    """Read the rows of a run, finished or not. `columns`: the columns to read, which must include `status`."""
     path = Path(run_dir)
     info = manifest.read(path)
     notices: list[str] = []
@@ -87,10 +87,10 @@ def read_run(run_dir: str | Path, columns: Collection[str] = NAMES) -> Snapshot:
 def _planned(info: Mapping[str, Any], table: pa.Table) -> int | None:
     """Return how many rows the run will have; None if this is unknown.
 
-    It is the larger of two numbers: the number in the run's record, and an estimate. The estimate assumes that each
-    planned cell (combination of task, method, options, budget and interval) will have as many rows as the largest cell
-    of its task has now, because in a complete run all cells of a task have the same number of rows. This does not hold
-    for a shard, for which the number in its record is returned.
+    The result is the larger of two numbers: the number in the run's record, and an estimate. The estimate counts, for
+    each planned cell, as many rows as the largest cell of the same task has now. A cell is a combination of task,
+    method, options, budget and interval. In a complete run all cells of a task have the same number of rows. The cells
+    of a shard do not, so for a shard the number in its record is returned.
     """
     stated: int | None = info.get("planned")
     if "shard" in info["environment"]:  # its cells differ in their number of rows
@@ -109,9 +109,10 @@ def _planned(info: Mapping[str, Any], table: pa.Table) -> int | None:
 
 
 def _cells(table: pa.Table) -> list[dict[str, Any]]:
-    """Return, for each cell (combination of task, method, options, budget and interval) with rows, its settings and, as
-    `count_all`, its number of rows. Rows whose budget is the same share of the prompt belong to one cell, although
-    their budgets in entries differ.
+    """Return the cells that have rows: for each cell its settings and, as `count_all`, its number of rows.
+
+    A cell is a combination of task, method, options, budget and interval. Rows whose budget is the same share of the
+    prompt belong to one cell, although their budgets in entries differ.
     """
     import pyarrow.compute as pc
 

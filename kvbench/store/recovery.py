@@ -6,9 +6,9 @@ Texts are not kept in memory; `TextReader` reads the record again when the texts
 
 A torn last record is dropped, and a damaged record is skipped. Both are reported, and a row that has no other record is
 generated again. A record with a right checksum that is not a row counts as damaged, because a journal may come from
-anyone. If a row has several records, only those with the highest `score_pass` count. Of these, the first record with
-status "ok" is taken, in the order of segment names and positions; if none is "ok", the last record with an answer is
-taken, or else the last record.
+anyone. If a row has several records, only those with the highest `score_pass` (how often the answer was scored again)
+count. Of these, the first record with status "ok" is taken, in the order of segment names and positions; if none is
+"ok", the last record with an answer is taken, or else the last record.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Entry:
 
     @property
     def outcome(self) -> tuple[object, ...]:
-        """Output and score. Two answers of one sample with different outcomes were not generated and scored
-        deterministically."""
+        """The output's hash and length, and the score. If two answers of one sample differ in outcome, generation or
+        scoring was not deterministic."""
         return tuple(self.row.get(name) for name in ("output_sha256", "output_tokens", "score"))
 
 
@@ -161,8 +161,8 @@ class TextReader:
 
 
 def decode(line: bytes) -> dict[str, Any] | None:
-    """Return the record in a line of the journal, whose row is checked and has every column. None if the record is torn
-    or damaged, or is not a row. line: the line with its line end.
+    """Return the record in a line of the journal, after checking its row and adding the columns that the row lacks.
+    None if the record is torn or damaged, or is not a row. line: the line with its line end.
     """
     if (record := unpack(line)) is None:
         return None

@@ -192,7 +192,8 @@ def check_row(row: Mapping[str, object]) -> dict[str, Any]:
 
     In `row`, `options` and `aux` may be dictionaries, `seed` an integer, `created` a datetime (default: now), and
     numbers may be numpy scalars. NaN and infinities become null. Raises ValueError for an unknown column, a wrong type,
-    a missing required column, or a failed row with a score, so that a caller's error is found before the table is made.
+    a missing required column, or a score beside another status than "ok". A caller's error is thus found before the
+    table is made.
     """
     unknown = sorted(set(row) - set(NAMES))
     if unknown:
@@ -214,7 +215,7 @@ def as_stored(column: str, value: Any) -> Any:
 
 def read_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
     """Check a row read from a journal, and return it with every column. None if a value does not fit its column, a
-    required column is empty, or a failed row has a score."""
+    required column is empty, or a row with another status than "ok" has a score."""
     checked: dict[str, Any] = {}
     for name, fits in _FITS:
         value = checked[name] = row.get(name)
@@ -276,7 +277,8 @@ _FITS = tuple((column.name, _fitting(column)) for column in COLUMNS)
 
 
 def clean_text(text: str) -> str:
-    """Return the text with U+FFFD in place of unpaired surrogates, which models do write and UTF-8 cannot hold."""
+    """Return the text with U+FFFD in place of unpaired surrogates. Models do write such surrogates, and UTF-8 cannot
+    hold them."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

@@ -1,4 +1,4 @@
-"""Checks the types of the parts of a run.json that kvbench uses, so that later code can rely on these types even if
+"""Checks the types of those parts of a run.json that kvbench uses. Later code can then rely on these types, even if
 someone edited the file.
 
 `_CONTENT` lists these parts. A part whose name ends with a question mark may be absent.
@@ -121,7 +121,7 @@ _MAY_BE_NULL = {("environment", part) for part in ("kv_cache", "plugins", "plugi
 
 
 def why_not(content: Any) -> str:
-    """Return the dotted name of the first part that has a wrong type or lacks a part of its own; "" if all are
+    """Return the dotted name of the first part that has a wrong type or lacks a required part; "" if all parts are
     right."""
     return _wrong(content, _CONTENT, ()) or ""
 

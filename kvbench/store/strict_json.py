@@ -36,8 +36,8 @@ def lenient(data: bytes | str) -> Any:
 
 
 def document(data: bytes | str) -> Any:
-    """Parse one JSON value as `parse` does. Raises ValueError also for more than DEEPEST levels and for whole numbers
-    beyond 64 bits, so that code can safely walk the value and write it again.
+    """Parse one JSON value as `parse` does, but with limits. Raises ValueError also for more than DEEPEST levels and
+    for whole numbers beyond 64 bits. Code can therefore safely walk the value and write it again.
     """
     value = parse(data)
     level = [value]

@@ -139,8 +139,8 @@ def is_current(run_dir: Path, sealed: dict[str, Any]) -> bool:
 
 
 def check_journal_complete(run_dir: Path) -> None:
-    """Raise SetupError if the journal lacks a segment that the tables were made from, because new tables would lack its
-    rows."""
+    """Raise SetupError if the journal lacks a segment that the tables were made from, because new tables would lack the
+    segment's rows."""
     sealed = read_seal(run_dir)
     here = {segment["name"] for segment in segments_on_disk(run_dir)}
     gone = [segment["name"] for segment in sealed["segments"] if segment["name"] not in here] if sealed else []

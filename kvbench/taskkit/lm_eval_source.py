@@ -3,8 +3,8 @@
 Only tasks in the lm-eval package are found. A YAML file may name Python functions; third-party functions run only if
 the user points lm-eval to them (``kvbench lm-eval --include_path``).
 
-A data folder (``--data``, ``KVBENCH_DATA``) may hold a task's data as ``lm_eval/<task>.jsonl`` and the data of its
-few-shot examples as ``lm_eval/<task>.fewshot.jsonl``, both with the columns of lm-eval's data set.
+A data folder (``--data``, ``KVBENCH_DATA``) may hold a task's data in ``lm_eval/<task>.jsonl``, and the data of its
+few-shot examples in ``lm_eval/<task>.fewshot.jsonl``. Both files need the columns of lm-eval's data set.
 """
 
 from __future__ import annotations
@@ -84,8 +84,10 @@ def definition(name: str) -> Definition:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence lm-eval's log below errors, and all that Python code writes to standard error, such as progress bars,
-    while the block runs."""
+    """While the block runs, hide lm-eval's log messages below the level of errors, and progress bars.
+
+    The block discards everything that Python code writes to standard error.
+    """
     logger = logging.getLogger("lm_eval")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -124,8 +126,10 @@ def _by_index(name: str) -> Path:
 
 
 def _refuse(name: str, raw: Mapping[str, Any]) -> None:
-    """Raise UserError for a task that kvbench does not run: the model generates no answers in it, a Python program
-    defines it, its answers are programs, or it asks about images or sound.
+    """Raise UserError for a task that kvbench does not run.
+
+    Such a task generates no answers, is defined by a Python program, has programs as answers, or asks about images or
+    sound.
 
     raw: the content of the task's YAML file.
     """
@@ -163,8 +167,8 @@ def generation(asked: Mapping[str, Any]) -> GenSpec:
     filters = {key: type_(kwargs.pop(key)) for key, type_ in _FILTERS.items() if kwargs.get(key) is not None}
     if strange := [key for key, value in kwargs.items() if value not in _OFF.get(key, (None,))]:
         raise UserError(
-            f"the task's generation settings {', '.join(map(quote, strange))} of lm-eval are not supported by kvbench. "
-            "Name another task."
+            f"kvbench does not support the generation settings {', '.join(map(quote, strange))}, which this task of "
+            "lm-eval needs. Name another task."
         )
     if temperature == 0.0:
         filters = {}

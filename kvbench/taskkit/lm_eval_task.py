@@ -1,13 +1,15 @@
 """Tasks of lm-eval by name (``--task lm_eval:gsm8k``): lm-eval's questions, prompts and scores on kvbench's engine.
 
 The prompts equal lm-eval's for a run of this task alone: raw text with the task's few-shot examples, drawn with
-lm-eval's seeds. (With ``--prompt-style plain`` they go through the chat template, with the examples in the user's
-message.) The task's filters and `process_results` score every answer, in a scoring process that rebuilds the task
-without its data. The score is the task's first metric that is a mean over answers and higher for better
-answers, under the task's first filter without a vote; `aux` holds all other numbers as ``metric,filter``.
+lm-eval's seeds. With ``--prompt-style plain`` the prompts go through the chat template, and the examples are in the
+user's message.
 
-Not covered: tasks that compare likelihoods (``kvbench lm-eval`` runs them), metrics of a whole corpus, votes over
-several answers (kvbench's reports have maj@n), tasks with programs, images or sound.
+lm-eval's own filters and metrics score every answer. The headline score is one of these metrics: the first one that is
+a mean over answers and is higher for better answers. It is computed from the result of the first filter that does not
+vote over several answers. `aux` holds all other numbers as ``metric,filter``.
+
+Not covered: tasks that compare likelihoods (``kvbench lm-eval`` runs them); metrics of a whole corpus; votes over
+several answers (kvbench's reports have maj@n); tasks with programs, images or sound.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ class LMEvalTask(Task):
 
     @property
     def gated(self) -> bool:
-        """Return whether the task has the same data as a task of kvbench whose data may not be shown.
+        """Return whether one of kvbench's own tasks has the same data and lists them as gated, so not to be shown.
 
         Raises UserError and SetupError as `definition` does.
         """
@@ -87,8 +89,9 @@ class LMEvalTask(Task):
         rows = LocalRows.find(yaml, source, self.name)
         if rows is None and not hub.may_ask(self.name):
             raise SetupError(
-                f"the run's folder names task {quote(self.name)}, whose data lm-eval would download. "
-                f"Allow this with --task {shlex.quote(self.name)}, or give a folder that holds the data with --data."
+                f"kvbench downloads no data for task {quote(self.name)}, because only the run's folder names the task. "
+                f"Give --task {shlex.quote(self.name)} again to allow the download, or give a folder that holds the "
+                "data with --data."
             )
         try:
             revision = None if rows else commit(yaml.config, source)
@@ -174,7 +177,9 @@ class LMEvalTask(Task):
 
 
 def _load(name: str, yaml: Definition, rows: LocalRows | None, revision: str | None) -> Any:
-    """Build lm-eval's own object for a task, with the task's data. Raises SetupError.
+    """Build lm-eval's own object for a task, with the task's data.
+
+    Raises SetupError if a package is missing, or if the data are unavailable or do not fit the task.
 
     rows: data from the user's folder; None: from the hub. revision: the commit of the hub data set.
     """

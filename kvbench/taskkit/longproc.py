@@ -2,7 +2,8 @@
 
 Every task has up to three levels, named after the longest right answer in tokens. Prompts are the official ones,
 bundled (Apache-2.0). Decoding is greedy without thinking, as in HELMET, which asks 100 random questions of a level.
-Answers are scored as in LongProc's repository: `score` by the answer, `score_partial` by the procedure before it.
+Answers are scored as in LongProc's repository: `score` rates the final answer, and `score_partial` the procedure that
+the model writes before its final answer.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ NEW_TOKENS = {"0.5k": 1024, "2k": 3072, "8k": 10240}  # HELMET's longproc_addon/
 
 
 def manifest(task: str, level: str, rows: int | None) -> Manifest:
-    """Return where the rows of a task of LongProc at a level are: in a data folder, or in the repository's archive.
-    rows: the number of rows; None: unknown."""
+    """Return where the data of a LongProc task at one level are: in a data folder, or in the repository's archive.
+
+    rows: the number of rows; None: unknown.
+    """
     return Manifest(
         path=f"longproc/{task}_{level}.jsonl",
         rows=rows,
@@ -77,8 +80,7 @@ class LongProc(Task):
         )
 
     def cluster(self, row: Mapping[str, Any]) -> str:
-        """Return the name of the source (such as a document) that a row may share with other rows; "" if no row shares
-        it."""
+        """Return the name of a row's source, such as a document, which other rows may share; "" if no row shares it."""
         return ""
 
     def select(self, rows: Any) -> Any:

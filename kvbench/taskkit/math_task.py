@@ -1,8 +1,8 @@
 """Base class of the mathematics tasks: prompt styles, sampling, and scoring of a final answer in a LaTeX box.
 
-A task names its data and sets the class attributes that differ; see ``tasks/competitions.py``. `kvbench.scoring.math`
-compares the answer: `score` uses math-verify on the whole output, `score_strict` on the last box after the thinking
-block.
+A task names its data and sets the class attributes that differ; see ``tasks/competitions.py``. The scores come from
+`kvbench.scoring.math`, which applies math-verify: to the whole output for `score`, and only to the last box after the
+thinking block for `score_strict`.
 """
 
 from __future__ import annotations

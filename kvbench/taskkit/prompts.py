@@ -209,8 +209,8 @@ def encode_to_context(tokenizer: Any, text: str, turn: Turn, chat: bool) -> tupl
 def _context_end(text: str, turn: Turn) -> int:
     """Return the number of characters of a rendered prompt up to the end of the turn's context.
 
-    A template writes images in its own way. In a turn with images, only the text after the last image is therefore
-    searched for.
+    A template writes images in its own way. So in a turn with images, only the text after the last image is searched
+    for.
     """
     context, whole = turn.context, turn.user
     if turn.images:
@@ -231,8 +231,8 @@ def effective_thinking(
     """Return whether outputs will hold a thinking block, which the scorer must then expect.
 
     None if no chat template is used, if the template has no such block, or if neither the rendered prompt nor
-    `thinking` decides. If the prompt ends inside an open thinking block, the model thinks whatever `thinking` says (as
-    with R1 distills, whose template has no switch).
+    `thinking` decides. If the prompt ends inside an open thinking block, the result is True even if `thinking` is
+    False: the template has no switch, as with R1 distills.
     """
     text = template_text(tokenizer, chat_template) if chat else None
     if text is None or "think" not in text:
@@ -246,8 +246,7 @@ def effective_thinking(
 
 @functools.lru_cache(maxsize=4)
 def _needs_parts(tokenizer: Any, chat_template: str | None) -> bool:
-    """Return whether a template ignores messages given as plain text, and needs lists of parts instead (as LLaVA's
-    does)."""
+    """Return whether a template ignores messages that are plain text and takes only lists of parts, as LLaVA's does."""
 
     def shows(content: str | list[dict[str, str]]) -> bool:
         messages = [{"role": "user", "content": content}]

@@ -77,7 +77,7 @@ class ModelReader:
         """Return the prompt's ids with each image's tokens inserted, and the images of the document's first `turns`
         turns.
 
-        ids: the rendered prompt's ids. Raises UserError unless they hold the image token once per image.
+        ids: the rendered prompt's ids. Raises UserError unless `ids` holds the image token once per image.
         """
         if self.vision is None:
             return ids, None
@@ -99,10 +99,10 @@ class ModelReader:
         """Cut the middle out of a turn whose text has more than `limit` tokens; return the turn and the number of
         tokens removed.
 
-        Half of the remaining tokens come from the start and half from the end. LongBench's pred.py cuts in the same
-        way: before any chat template, and counting the tokenizer's special tokens. If the remaining end does not hold
-        the whole question, all remaining text becomes the question and the context is empty. Raises UserError instead
-        of cutting a turn with images.
+        Half of the remaining tokens come from the start and half from the end. As in LongBench's pred.py, the text is
+        cut before the chat template is applied, and the count includes the tokenizer's special tokens. If the remaining
+        end does not hold the whole question, all remaining text becomes the question and the context is empty. A turn
+        with images is not cut; it raises UserError.
         """
         ids = self.tokenizer(turn.user, return_attention_mask=False)["input_ids"]
         length = len(ids) + (self.vision.added([turn]) if self.vision else 0)

@@ -15,8 +15,8 @@ def documents(
 ) -> list[Doc]:
     """Return one document per row of a task's data; `make` builds it.
 
-    Raises SetupError if a row lacks a field (`make` raises KeyError) or has a value of a wrong form, or if two
-    documents share an id.
+    Raises SetupError in three cases: a row lacks a field, a row has a value of a wrong form, or two documents share an
+    id.
 
     ids: the name of the column with the ids; "": do not check that ids differ. lacks: the word before a missing field's
     name in the message.

@@ -1,8 +1,8 @@
-"""The images of a prompt: how many tokens stand for each and, once the model reads the prompt, their pixel values.
+"""The images of a prompt: how many tokens stand for each image, and the pixel values that the model reads.
 
 The size of an image alone decides how many tokens it has, so kvbench can plan a run without pixel values. The chat
-template writes one image token per image. kvbench repeats this token until the image has all its tokens, and adds
-before and after them the tokens that the model family uses.
+template writes one image token per image. kvbench repeats this token until the image has all its tokens. Some model
+families have further tokens before and after an image; kvbench adds these too.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Vision:
     _known: dict[Image, Picture] = field(default_factory=dict)
 
     def pictures(self, turns: Iterable[Turn]) -> list[Picture]:
-        """Return the images of these turns in their order. This decodes each image, so a broken file raises here."""
+        """Return the images of these turns in their order. Each image is decoded; a broken file raises UserError."""
         return [self._picture(image) for turn in turns for image in turn.images]
 
     def _picture(self, image: Image) -> Picture:
@@ -80,10 +80,9 @@ class Vision:
         return sum(picture.tokens + sum(map(len, self.around)) for picture in self.pictures(turns))
 
     def expand(self, ids: Sequence[int], pictures: Sequence[Picture]) -> tuple[list[int], Images | None]:
-        """Repeat each image token in `ids`, which holds one per image, as often as its image has tokens; put the tokens
-        `around` before and after them.
+        """Replace each image token in `ids` by all tokens of its image, with the tokens `around` before and after them.
 
-        Returns the ids, and the images for the engine (None without images).
+        `ids` holds one image token per image. Returns the new ids, and the images for the engine (None without images).
         """
         left = iter(pictures)
         spans: list[tuple[int, int]] = []
@@ -114,10 +113,10 @@ class Vision:
 
 
 def _rows(made: Mapping[str, Any], images: int) -> list[int]:
-    """Return how many rows of the pixel values belong to each image: one per patch or tile, or one per image if `made`
-    counts neither.
+    """Return how many rows of the tensor `pixel_values` belong to each image.
 
-    made: the output of the image processor. images: the number of images.
+    There is one row per patch or tile, or one row per image if `made` counts neither patches nor tiles. made: the
+    output of the image processor. images: the number of images.
     """
     if "image_grid_thw" in made:
         return [int(rows) for rows in made["image_grid_thw"].prod(-1)]

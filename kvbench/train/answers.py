@@ -2,8 +2,8 @@
 
 The first line of a file names the model and the questions; each further line is an answer, in order of completion. In a
 training with several processes, each process answers its share of the questions and writes these answers to a separate
-file. When all processes have finished, the first process moves the answers from these files into one common file. After
-a kill, the next start of the training does so.
+file. When all processes have finished, the first process moves the answers from these files into one common file. If
+the training is killed before that, its next start moves them.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ class SharedAnswers:
     def gather(self) -> Answers:
         """Wait for all processes, move their answers into the common file, and return all stored answers.
 
-        All processes must call it. It also moves the answers that a killed training left in the files of its processes.
+        All processes must call this method. The answers that a killed training left in the files of its processes are
+        moved too.
         """
         self.processes.wait()
         if self.processes.first:

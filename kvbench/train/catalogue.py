@@ -59,7 +59,7 @@ BUILT_IN: dict[str, Entry] = {
     ),
     "kvzap": Entry(
         location="kvbench.train.recipes.kvzap:ZapRecipe",
-        about="networks that predict from a token's hidden state what kvzip finds its entries to be worth",
+        about="networks that predict, from a token's hidden state, the scores that kvzip gives to its entries",
         tasks=("lookup", "chain", "walk"),
         traces=600,
         steps=800,

@@ -1,7 +1,7 @@
 """Checkpoints of a training: safetensors files whose header holds settings and progress as JSON; no pickle is read.
 
-A checkpoint has each parameter and the optimiser's two moments of it, as whole tensors in float32. So a training may go
-on with another number of processes.
+For each parameter, a checkpoint holds the values and the optimiser's two moments, as whole tensors in float32. So a
+training may go on with another number of processes.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ def _header(shapes: Mapping[str, torch.Size], state: Mapping[str, Any]) -> bytes
 
 
 def state_of(path: Path) -> dict[str, Any]:
-    """Return what a checkpoint holds besides its tensors: settings, step, seconds of training so far, and
-    the held-out figures before the training.
+    """Return what a checkpoint holds besides its tensors.
+
+    These are the settings, the step, the seconds of training so far, and the held-out figures before the training.
 
     Raises SetupError when the file cannot be read.
     """

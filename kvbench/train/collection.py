@@ -1,7 +1,6 @@
-"""The settings by which a training collects answers. They are options with the same meaning in every recipe that has
-them.
+"""The settings by which a training collects answers. Each setting is an option that means the same in every recipe.
 
-`Collection` has their defaults; the catalogue overrides a default where a recipe needs another. Imports no torch,
+`Collection` has the defaults; the catalogue overrides a default where a recipe needs another value. Imports no torch,
 because `--help` reads the catalogue.
 """
 
@@ -25,9 +24,12 @@ CHOICES = {"unfinished": get_args(Keep), "wrong": get_args(Keep), "answers": get
 class Collection:
     """How the model answers the questions of a training, and which answers the training uses, whole or in part.
 
-    The settings act in this order: `max_prompt` skips questions with longer prompts, and cuts longer raw texts; the
-    model generates answers with `temperature`, `top_p`, `top_k` and `max_tokens`, unless `answers` lets training use
-    those in the data; `wrong`, `unfinished` and `min_tokens` drop some of the answers; `truncate` cuts the others.
+    The settings act in this order:
+        max_prompt: skips questions with longer prompts, and cuts longer raw texts that the model is to continue.
+        answers: whether training uses the answers in the data, where a question has one, or answers of the model.
+        temperature, top_p, top_k, max_tokens: how the model generates its answers.
+        wrong, unfinished, min_tokens: which answers training drops.
+        truncate: how many first tokens of each remaining answer training uses.
     """
 
     temperature: float = option(0.0, "temperature of the answers; 0 is greedy", low=0)
@@ -36,7 +38,8 @@ class Collection:
     max_tokens: int = option(4096, "most tokens of an answer to a question from --data", low=1)
     max_prompt: int = option(
         0,
-        "most tokens of a prompt: longer ones are skipped, longer raw texts cut; 0: what leaves room for an answer",
+        "most tokens of a prompt: longer prompts are skipped, longer raw texts are cut; 0: as many as leave room for "
+        "an answer",
         low=0,
     )
     min_tokens: int = option(0, "drop answers with fewer tokens", low=0)

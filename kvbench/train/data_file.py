@@ -26,9 +26,9 @@ def read_questions(
 ) -> Iterator[Question]:
     """Yield the questions of a data file, or of all data files in a folder.
 
-    A row is skipped if its prompt is empty, is longer than `max_prompt` or leaves no room for an answer in the model's
-    context, or if the answer from the file is empty. Raises UserError for a row that has none of the forms in
-    `data_rows`, or a value of a wrong form.
+    A row is skipped if its prompt or its answer in the file is empty. A row is also skipped if its prompt is longer
+    than `max_prompt`, or leaves no room for an answer in the model's context. Raises UserError for a row that has none
+    of the forms in `data_rows`, or a value of a wrong form.
     """
     prompting = prompting or Prompting()
     maker = _Maker.of(loaded, collection, prompting)
@@ -86,9 +86,9 @@ class _Maker:
     def _text(self, text: str) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         """Return a prompt and an answer (or None) made from a raw text.
 
-        With the option `answers` "data", the prompt is the first token and the answer is the rest of the text.
-        Otherwise the prompt is the beginning of the text, as long as `max_prompt` and the context allow; there is no
-        answer, because the model is to continue the text.
+        If the option `answers` is "data", the prompt is the first token and the answer is the rest of the text.
+        Otherwise the prompt is the beginning of the text, as long as `max_prompt` and the context allow. Then there is
+        no answer, because the model is to continue the text.
         """
         ids = tuple(self.loaded.tokenizer(text, return_attention_mask=False, verbose=False)["input_ids"])
         if self.collection.answers == "data":

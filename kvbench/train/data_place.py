@@ -47,8 +47,8 @@ def short_name(data: str) -> str:
 def locate(data: str) -> DataPlace:
     """Return where the rows are on this machine; downloads a data set that is not in the cache.
 
-    Raises UserError for a malformed address, SetupError if the data set can be neither found in the cache nor
-    downloaded, or is there only at another commit than the address names.
+    Raises UserError for a malformed address. Raises SetupError if the data set, at the commit in the address, is not in
+    the cache and cannot be downloaded.
     """
     if not data.startswith(HUB):
         return DataPlace(Path(data), short_name(data))

@@ -90,7 +90,7 @@ def parse_row(columns: Mapping[str, Any], where: str, prompting: Prompting) -> R
 class _Columns:
     """The columns of a row; `where` is its file and line.
 
-    All methods except `first`, which only looks for a column, raise UserError for a value of a wrong form.
+    All methods except `first` raise UserError for a value of a wrong form.
     """
 
     values: Mapping[str, Any]
@@ -140,8 +140,8 @@ class _Columns:
         roles, texts = [role for role, _ in spoken], [text for _, text in spoken]
         if not roles or roles != [("user", "assistant")[i % 2] for i in range(len(roles))]:
             raise UserError(
-                f"{self.where}: the messages of {quote(name)} must be a user's and the assistant's in turn, after at "
-                f"most one system message; got {few(roles, SHOWN) or 'none'}."
+                f"{self.where}: the messages of {quote(name)} must alternate between user and assistant, with the user "
+                f"first, after at most one system message; got {few(roles, SHOWN) or 'none'}."
             )
         users, replies = texts[0::2], texts[1::2]
         first = prompting.message(users[0], self.optional("context"), system)

@@ -71,8 +71,8 @@ class Entry:
             before the training. "questions": the questions; the recipe lets the model answer them for each figure.
         dtype: number type of the loaded model; a recipe with the option `precision` ignores it.
         options: the recipe's own settings and their defaults. A recipe that learns from answers also has the settings
-            of `kvbench.train.collection`; one that learns from questions has only max_tokens and max_prompt of them.
-            `options` may change their defaults.
+            of `kvbench.train.collection`. A recipe that learns from questions has only two of those settings,
+            max_tokens and max_prompt. `options` may also change the defaults of those settings.
         presets: the presets by name; the built-in model gets "tiny" if the user names no preset.
     """
 

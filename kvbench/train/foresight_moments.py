@@ -13,10 +13,10 @@ LEAST = 1e-4  # standard deviations are at least this, so that nearly constant i
 
 
 class Moments:
-    """Computes mean and variance [L, Hk, D] of the scorer's inputs, one eviction at a time.
+    """Computes mean and variance of the scorer's inputs, [L, Hk, D] for L layers, Hk KV heads and D inputs.
 
-    No input is kept, because the inputs of one long answer take gigabytes. Mean and variance of each eviction are
-    combined with those of earlier ones in float64 (Chan, Golub, LeVeque 1983).
+    Evictions are added one at a time. No input is kept, because the inputs of one long answer take gigabytes. Mean and
+    variance of each eviction are combined with those of earlier evictions in float64 (Chan, Golub, LeVeque 1983).
 
     shapes: the shapes of the scorer's tensors. choices: evictions whose inputs the constructor adds.
     """

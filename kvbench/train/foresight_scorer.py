@@ -4,6 +4,8 @@ The scorer's inputs differ by orders of magnitude: elements of keys, sums of att
 But the optimiser takes steps of one size for all parameters. Training therefore standardises the inputs to mean 0 and
 variance 1, and divides the outputs by a constant, `unit`. The weights file holds an equivalent scorer that takes the
 inputs, and returns the outputs, as they are (raw).
+
+Letters: L layers, Hk KV heads, D inputs of the scorer per entry.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ MEASURED = 32  # traces from which mean and standard deviation of the inputs are
 class TrainedScorer:
     """A scorer in training, which takes standardised inputs; `scorer()` returns the equivalent scorer of raw inputs.
 
-    start: initial tensors. mean, deviation: mean and standard deviation of the raw inputs, [L, Hk, D]. unit: raw
-    outputs are the outputs of the scorer in training times this factor.
+    start: initial tensors. mean, deviation: mean and standard deviation of the raw inputs, [L, Hk, D]. unit: the factor
+    by which the outputs of the scorer in training must be multiplied to get raw outputs.
     """
 
     def __init__(
@@ -119,9 +121,9 @@ class ScorerRecipe(TraceRecipe):
     def answers(cls, settings: Settings, longest: int) -> Answers:
         """Return the values that a rehearsal supplies where code reads a meta tensor.
 
-        An integer is the budget. A mask over n entries has n - r True values if n is above the budget, where r is the
-        number of newest tokens that the method protects: `interval`, at most a quarter of the budget. If n is not above
-        the budget, the mask has `interval` True values, at most n.
+        Every integer is the budget. The number of True values in a mask depends on the mask's length n. If n is above
+        the budget, the mask has n - r True values, where r is the number of newest tokens that the method protects.
+        Otherwise it has `interval` True values, but at most n.
         """
         more = settings.more
         longer = "long_" if 0 < more.get("long", 0) < longest else ""

@@ -1,4 +1,7 @@
-"""A differentiable forward pass whose attention the caller computes, and a helper that computes attention in blocks."""
+"""A differentiable forward pass whose attention the caller computes, and a helper that computes attention in blocks.
+
+Letters: b sequences, n tokens, Hq query heads, D hidden size, Dv size of a value, V vocabulary.
+"""
 
 from __future__ import annotations
 

@@ -86,6 +86,9 @@ def fitting(need: Footprint, slots: int, total: int, device: torch.device) -> in
 
 
 def parts(need: Footprint, slots: int) -> Parts:
-    """Return the bytes of an engine with `slots` slots by part: the cache, and a prompt and a step. No weights."""
+    """Return the bytes that an engine with `slots` slots needs besides weights: for its cache, and for its work.
+
+    The work is reading a prompt, and one step in every slot.
+    """
     acting = need.at(slots) - need.weights - slots * (need.slot + need.step)
     return Parts({f"cache of {slots} slots": slots * need.slot, "a prompt and a step": acting + slots * need.step})

@@ -61,8 +61,8 @@ def import_weights(
         config: the ``config.json`` of the model for which the checkpoint was made; base_model: the model's name.
         gate: the kind of gate, needed if names, sizes and the checkpoint's configuration do not determine it.
 
-    Raises SetupError when the source cannot be read or holds no weights for this model, UserError when the kind of gate
-    is neither determined nor given.
+    Raises SetupError when the source cannot be read or holds no weights for this model. Raises UserError when `gate` is
+    needed but not given.
     """
     module = MODULES.get(kind, published_checkpoints.GATE)
     checkpoint, model = read(source, module), model_fields(config)
@@ -195,7 +195,7 @@ def _gates(
     layer, config = checkpoint.layers[0], checkpoint.config
     kinds = published_checkpoints.gate_kinds(layer)
     if not kinds:
-        raise SetupError(f"the tensors {', '.join(sorted(layer))} are not those of a known gate.")
+        raise SetupError(f"the tensors {', '.join(sorted(layer))} are not those of a known gate. Give another file.")
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
         raise SetupError(f"the gate's activation is {quote(activation)}; only silu gates are supported.")
@@ -211,7 +211,7 @@ def _gates(
     form = form_of(tensors)
     assert form is not None
     if why := form.misfit(tensors, model):
-        raise SetupError(f"gate weights do not fit the model: {why}.")
+        raise SetupError(f"gate weights do not fit the model: {why}. Give weights that were trained for this model.")
     about = {"gate": form.gate, "tie": form.tie, "width": form.width}
     about |= {name: config[name] for name in ("base_model", "memory_size", "global_capacity") if name in config}
     return tensors, {}, about
@@ -243,7 +243,7 @@ def _scorer(checkpoint: Checkpoint, model: Sizes) -> tuple[dict[str, torch.Tenso
         wanted = " or ".join(f"{size} ({features})" for size, features in fits.items())
         raise SetupError(f"the scorer reads {inputs} numbers per entry; a scorer for this model reads {wanted}.")
     if why := misfit(tensors, scorer_shapes(fits[inputs], model, hidden)):
-        raise SetupError(f"scorer weights do not fit the model: {why}.")
+        raise SetupError(f"scorer weights do not fit the model: {why}. Give weights that were trained for this model.")
     return tensors, {"features": fits[inputs]}
 
 
@@ -255,7 +255,9 @@ def _surrogate(checkpoint: Checkpoint, model: Sizes) -> tuple[dict[str, torch.Te
     form, tensors = found
     _same_heads("surrogate", len(checkpoint.layers), tensors["out.bias"].shape[1], model)
     if why := surrogate_misfit(tensors, model):
-        raise SetupError(f"surrogate weights do not fit the model: {why}.")
+        raise SetupError(
+            f"surrogate weights do not fit the model: {why}. Give weights that were trained for this model."
+        )
     return tensors, {"form": form}
 
 

@@ -1,5 +1,4 @@
-"""Splits a rehearsal's ledger into segments where the forward pass enters or leaves a decoder layer, and where the
-backward pass enters one."""
+"""Splits a rehearsal's ledger into segments, which begin and end where a pass enters or leaves a decoder layer."""
 
 from __future__ import annotations
 
@@ -22,8 +21,10 @@ def layers_of(model: Any) -> list[nn.Module]:
 
 @contextmanager
 def marked(model: Any, ledger: Ledger) -> Iterator[None]:
-    """While the block runs, begin a new segment of the ledger whenever the forward pass enters or leaves a decoder
-    layer, and whenever the backward pass enters one."""
+    """While the block runs, begin a new segment of the ledger at every border of a decoder layer.
+
+    A border is a moment when the forward pass enters or leaves a layer, or when the backward pass enters a layer.
+    """
     layers = layers_of(model)
     hooks = []
     for index, layer in enumerate(layers):

@@ -1,5 +1,4 @@
-"""The figure of `kvbench train --plot`, by step. The loss, each figure of the batches and each held-out figure have a
-panel of their own."""
+"""Makes the plot of `kvbench train --plot`: loss, batch figures and held-out figures by step, one panel each."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ HELD_OUT = "held-out "  # begins the names of panels
 
 
 def log_figure(log: Path, held_out: Path, recipe: str) -> Figure:
-    """Return the figure of a training.
+    """Return the plot of a training.
 
     log: path of the log, which has a line per step. held_out: path of the file with the held-out figures, which has a
     line each time they were computed.

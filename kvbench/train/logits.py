@@ -4,7 +4,7 @@
 some of these states. It calls the model's own forward pass, but replaces the decoder by a function that returns these
 states at once; only head, scaling and cap remain. So no architecture needs code of its own here.
 
-Letters: b sequences, n positions, D hidden size, V vocabulary.
+Letters: b sequences, n positions, t positions of a block, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def final_states(
 ) -> torch.Tensor:
     """Run a differentiable forward pass; return the hidden states [b, n, D] that the head reads.
 
-    handler: computes every layer's attention. None if the caller has replaced the model's attention already; it must do
-    so if the backward pass recomputes layers. last: for how many last positions to return states; 0: for all. Other
+    handler: computes every layer's attention. None if the caller has replaced the model's attention already, as it must
+    if the backward pass recomputes layers. last: the number of last positions whose states are returned; 0: all. Other
     arguments as in `kvbench.train.forward.forward`. Raises UserError when the model's forward pass calls no decoder.
     """
     found: list[Any] = []
@@ -74,8 +74,8 @@ def by_blocks(read: Read, *states: torch.Tensor, predictions: int | None = None)
 def _decoders(model: Any) -> list[Any]:
     """Return the modules whose output may be the input of the model's head, the outer module last.
 
-    Which module's output it is depends on the model: a vision-language model calls the outer module, which calls the
-    language model inside it; OPT has an outer module too, but calls the inner module directly.
+    It depends on the model which of them is called: a vision-language model calls the outer module; OPT also has an
+    outer module, but calls the inner module directly.
     """
     found = [text_model(model), getattr(model, model.base_model_prefix, model)]
     return list(dict.fromkeys(module for module in found if module is not model))

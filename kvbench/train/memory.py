@@ -1,10 +1,11 @@
 """Counts the memory of a training on one device from the model's configuration, before weights are loaded.
 
 The recipe's own code runs on the meta device (`kvbench.train.rehearsal`): its set-up; the loss and the backward pass
-for a batch of the longest items; the update by the optimiser; the held-out figures. If a model has more than three
-decoder layers and all are alike, the code runs for a model with two layers and for a model with three. The bytes for
-the whole model are extrapolated from these two: in every segment of the computation, the bytes are a constant plus a
-multiple of the number of layers. Otherwise the code runs for a model with all layers.
+for a batch of the longest items; the update by the optimiser; the held-out figures.
+
+For a model with more than three decoder layers, all alike, the code runs with two layers and with three. In every
+segment of the computation, the bytes are a constant plus a multiple of the number of layers. So the bytes for the whole
+model follow from these two runs. For any other model, the code runs with all layers.
 """
 
 from __future__ import annotations
@@ -184,8 +185,8 @@ class Rehearsal:
     def _shares(self, recipe: Recipe) -> list[slice]:
         """Return which items of a batch each call of the loss gets in the rehearsal: one slice per call.
 
-        There are at most two calls, and a call whose items have more than `ROOM` tokens gets at most two of them. Two
-        are enough in both cases: the second call, or item, shows which tensors of the first stay in memory.
+        To save time, there are at most two calls, and a call gets at most two items if its items have more than `ROOM`
+        tokens. A second call, or item, is enough to show which tensors of the first one stay in memory.
         """
         whole = self.settings.batch // self.processes
         once = min(recipe.at_once or whole, whole)

@@ -82,8 +82,8 @@ class ShardedAdamW:
     def restore(self, whole: Callable[[str], torch.Tensor], steps: int) -> None:
         """Load a checkpoint that was written after `steps` steps, by any number of processes.
 
-        whole: returns a whole tensor of the checkpoint by its name in `stored`. Raises ValueError if a tensor has not
-        the parameter's shape.
+        whole: returns a whole tensor of the checkpoint by its name in `stored`. Raises ValueError if a tensor and its
+        parameter have different shapes.
         """
         self.steps = steps
         for name, p in self.parameters.items():

@@ -44,9 +44,9 @@ class Device:
 
     @classmethod
     def of(cls, name: str, total: int | None, processes: int) -> Device:
-        """Return the device called `name` (as in --device); with `total`, instead a GPU with so many bytes of memory.
+        """Return the device called `name` (as in --device), or a GPU with `total` bytes of memory if `total` is given.
 
-        A GPU of this size need not exist on this machine.
+        Such a GPU need not exist on this machine.
         """
         if total is not None:
             return cls(gpu=True, total=total, processes=processes)
@@ -151,9 +151,8 @@ class TrainingPlan:
     def smaller(self) -> tuple[dict[str, Any], TrainingPlan]:
         """Return changes of settings, by name, that lower the training's memory, and the plan with these changes.
 
-        Values in `SMALLER` are tried one after another until the training fits; even with all of them it may not fit.
-        A value is left out if the recipe refuses it, or if the plan cannot count its memory or finds that it saves
-        none.
+        The values in `SMALLER` are tried one after another until the training fits. Only values that lower the memory
+        become changes. The training may not fit even with all changes.
         """
         plan, changes = self, dict[str, Any]()
         for name, value in SMALLER.items():
@@ -175,8 +174,10 @@ def recipe_settings(values: Mapping[str, Any]) -> Settings:
 
 
 def _lengths(settings: Mapping[str, Any], context: int) -> tuple[int, int, bool]:
-    """Return three values: tokens of the longest prompt, tokens of the longest answer, and whether a setting limits the
-    length of prompts. context: most tokens that the model can read."""
+    """Return the tokens of the longest prompt and of the longest answer, and whether a setting limits prompts.
+
+    context: most tokens that the model can read.
+    """
     if "max_tokens" not in settings:  # the recipe trains on examples: texts that end with the answer
         total = min(int(settings["tokens"]), context)
         predicted = min(PREDICTED, total - 1)

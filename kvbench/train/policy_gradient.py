@@ -4,7 +4,7 @@ A trace is read G times. The advantage A_g of reading g is known only after its 
 all evictions of a long trace were kept until then, they would take more memory than a GPU has. But every draw is used
 for one update only. So the ratio in the policy loss (`kvbench.eviction.terms.objectives`) is 1, and loss and gradient
 are linear in the advantages. Let p_g be the policy loss of reading g at advantage 1, and D the divergence from the
-initial scorer. Then
+initial scorer. Then:
 
     gradient of the loss = sum over g of A_g * gradient of p_g, plus kl * gradient of D
 

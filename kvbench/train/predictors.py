@@ -1,6 +1,8 @@
 """Trains networks that read a token's hidden state in every layer and predict a number for each of its entries.
 
 A subclass defines the network, the numbers that it learns to predict for a text (targets), and the loss.
+
+Letters: b texts, L layers from which methods evict entries, Hk KV heads, n or t tokens, D hidden size.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ class PredictorRecipe(TraceRecipe):
 
     `settings.more`: width (hidden units), tokens (most tokens of a text), and settings of the subclass.
 
-    Held-out figures, over all tokens: `loss`, and `r2`, the share of the targets' variance that the networks explain,
-    computed in each layer and KV head and averaged over them.
+    Held-out figures, over all tokens: `loss`, and `r2`, the share of the targets' variance that the networks explain.
+    `r2` is a mean over layers and KV heads.
     """
 
     figure = "loss"
@@ -48,12 +50,17 @@ class PredictorRecipe(TraceRecipe):
 
     @abstractmethod
     def text(self, trace: Trace) -> tuple[list[int], int]:
-        """Return the tokens that the model reads for a trace, and a number n: the networks learn the targets of the
-        first n of these tokens."""
+        """Return the tokens that the model reads for a trace, and a number n.
+
+        The networks learn the targets of the first n of these tokens.
+        """
 
     @abstractmethod
     def target(self, call: AttentionCall, n: int, trace: Trace) -> torch.Tensor:
-        """Return the targets [Hk, n] of the first n tokens of a trace in one layer. call: its attention call."""
+        """Return the targets [Hk, n] of the first n tokens of a trace in one layer.
+
+        call: the attention call of this layer.
+        """
 
     def mistake(self, guess: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Return the loss of the predictions `guess` for the targets, both [L, Hk, n]; here the mean square error."""
@@ -98,7 +105,7 @@ class PredictorRecipe(TraceRecipe):
         return {"loss": float(loss) / guess.shape[-1], "r2": r2}
 
     def pair(self, trace: Trace) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the predictions for the first n tokens of a trace, and their targets, both [layers, Hk, n]."""
+        """Return the predictions for the first n tokens of a trace, and their targets, both [L, Hk, n]."""
         hidden, target = self.read(trace)
         return torch.cat([self._predicted(layer, x, target) for layer, x in zip(self.layers, hidden)]), target
 
@@ -107,7 +114,7 @@ class PredictorRecipe(TraceRecipe):
         return self.predict(NewTokens(layer=layer, hidden=hidden, keys=none, values=none, weights=self.trained))
 
     def read(self, trace: Trace) -> tuple[Sequence[torch.Tensor], torch.Tensor]:
-        """Return each layer's hidden states [1, n, D] of a trace's first n tokens, and targets [layers, Hk, n]."""
+        """Return each layer's hidden states [1, n, D] of a trace's first n tokens, and their targets [L, Hk, n]."""
         ids, n = self.text(trace)
         found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 

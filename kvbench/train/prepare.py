@@ -185,9 +185,9 @@ def _questions(
 def _divide(entry: Entry, questions: Iterable[Question], samples: int) -> tuple[list[Question], list[Question]]:
     """Divide the questions of a data file: hold out the first ones, and return at most `samples` others for training.
 
-    If the recipe needs right answers, a question whose right answer is unknown is not held out. It is trained on only
-    if the recipe learns from answers and the data file gives an answer to it (`Question.given`). Raises UserError if
-    too few questions remain.
+    Some recipes need right answers. They hold out no question whose right answer is unknown. Such a question can still
+    be trained on if the recipe learns from answers and the data file gives an answer (`Question.given`). Raises
+    UserError if too few questions remain.
     """
     judged, own = "questions" in (entry.learns_from, entry.tested_on), entry.learns_from == "answers"
     held_out, taken, seen = list[Question](), list[Question](), 0

@@ -64,9 +64,9 @@ class Processes:
                 distributed.broadcast(part, src=rank)
 
     def gather(self, own: torch.Tensor, size: int) -> torch.Tensor:
-        """Collect a row of `size` numbers in the first process: every process sends its `part` of the row, `own`.
+        """Collect a row of `size` numbers in the first process; every process sends its `part` of the row.
 
-        Return the whole row in the first process, and `own` in the others.
+        own: the part of this process. Returns the whole row in the first process, and `own` in the others.
         """
         if self.count == 1:
             return own
@@ -116,7 +116,10 @@ def only_one() -> bool:
 
 
 def is_first() -> bool:
-    """Return whether this is the first process, which prints, and writes all files except other processes' answers."""
+    """Return whether this is the first process. Only the first process prints.
+
+    It also writes all files, except the answers of the other processes.
+    """
     return os.environ.get("RANK", "0") == "0"
 
 

@@ -76,7 +76,7 @@ def draw_batch(items: Sequence[T], settings: Settings, step: int) -> list[T]:
 def with_gradient(loss: torch.Tensor, parameters: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return the loss with the same value and gradients, but with a graph that holds no activations of the model.
 
-    The gradients with respect to `parameters` are computed now; the new graph holds only them.
+    The gradients with respect to `parameters` are computed now; the new graph holds only these gradients.
     """
     parameters = list(parameters)
     slopes = torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -93,7 +93,7 @@ class Recipe(ABC):
         kind: the kind of weights that the recipe writes (`kvbench.eviction.api.Weights`).
         figure: the held-out figure that training should improve; higher: whether a larger figure is better.
         stores: the most bytes of tensors that the recipe may keep in memory (see `stored`).
-        at_once: the most items that one call of `loss` gets, which limits the memory of its graph; the loop adds up the
+        at_once: the most items that one call of `loss` gets. Fewer items take less memory; the loop adds up the
             gradients of all calls. None: one call gets all items of the batch that this process computes.
     """
 
@@ -180,8 +180,8 @@ class Recipe(ABC):
     def continue_from(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Begin with the tensors of a weights file instead of initial values.
 
-        Raises UserError if a tensor is missing or has another shape, or if the file and this recipe differ in a tensor
-        that is not trained.
+        Raises UserError if a tensor is missing or has another shape. Also raises it if a tensor that is not trained has
+        other values in the file than in this recipe.
         """
         own, trained = self.tensors(), self.parameters()
         why = misfit(tensors, {name: tuple(tensor.shape) for name, tensor in own.items()})

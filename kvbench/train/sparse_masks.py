@@ -9,8 +9,8 @@ that no longer sees the entry.
 queries at a time. The engine logs which entries each eviction keeps. If m tokens were read before an eviction, the
 token at position m is the first that sees only the kept entries; the token at position m - 1 still saw all.
 
-Letters: b sequences, H heads of the cache (KV heads, or query heads for methods that keep entries per query head), n
-tokens, t queries of a block.
+Letters: b sequences, H heads of the cache, n tokens. H counts KV heads, but query heads for methods that keep entries
+per query head.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Forward and backward passes of a model under eviction masks, for a micro-batch of sequences at a time.
 
-Letters: b sequences, S tokens in the longest sequence, n last positions of a sequence, which include every answer, V
-vocabulary.
+Letters: b sequences, S tokens in the longest sequence, n last positions of a sequence, which include every answer, t
+positions of a block, H heads of the cache, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -155,8 +155,7 @@ def _recomputable(model: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def recomputed(model: Any, on: bool) -> Iterator[None]:
-    """While the block runs, if `on`, recompute all layers that support it in the backward pass (gradient
-    checkpointing)."""
+    """While the block runs and if `on` is True, use gradient checkpointing in all layers that support it."""
     layers = _recomputable(model) if on else []
     try:
         for layer in layers:

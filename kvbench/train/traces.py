@@ -146,7 +146,7 @@ def collect(
 
     Args:
         seed: the seed of the sampling noise.
-        file: stores the answers; stored ones are not generated again. Several processes need it.
+        file: stores the answers; stored answers are not generated again. Required if `processes` has several processes.
         on_answer: called with the number of answers so far: those stored earlier, and new ones of this process.
         on_drop: called with the reason for every answer that training does not use.
     """

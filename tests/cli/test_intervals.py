@@ -127,7 +127,7 @@ def test_one_warning_where_the_card_names_another_budget_or_interval(session: di
 
     (line,) = warnings("run")
     assert line.startswith("warning: method 'foresightkv': its weights were trained for budget 48, interval 32 (")
-    assert line.endswith("this run has budget 32, interval 16, 32, at which the method may lose more.")
+    assert line.endswith("this run has budget 32, interval 16, 32, at which the method may score lower.")
     assert not warnings("fitting") + warnings("share")
     assert len(warnings("alone")) == 1
 

@@ -72,7 +72,7 @@ def test_a_cell_that_the_second_run_lost(side, rows) -> None:
 
 def test_a_third_seed_is_refused(side, rows) -> None:
     three = [rows([1.0] * 8, seed=seed) for seed in range(3)]
-    with pytest.raises(UserError, match="--two-stage takes two seeds; gkv at 48 on walk has 0, 1, 2"):
+    with pytest.raises(UserError, match="--two-stage takes two seeds; gkv at 48 on walk has seeds 0, 1, 2"):
         compare(side("a", *three), side("b", *three), NONE, stages=2)
 
 

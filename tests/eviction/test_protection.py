@@ -118,7 +118,7 @@ def test_each_part_of_two_methods_has_its_own() -> None:
         ("full(protection=none)", "is for methods that take a budget"),
         (
             "gkv(protection=recent=8)",
-            "must keep the newest 16 tokens, which the method does not score: recent=16 or more",
+            "must keep the newest 16 tokens, which the method does not score: give recent=16 or more",
         ),
         ("rkv(compat=reference, protection=recent=8)", "is not in the code that compat=reference reproduces"),
         ("h2o(protection=newest)", "takes own, none, or some of prompt"),

@@ -72,7 +72,7 @@ def test_runs_are_those_of_the_text_after_an_eviction():
 @pytest.mark.parametrize(
     ("base", "why"),
     [
-        ("gvk", "is no method"),
+        ("gvk", "must name a method: "),
         ("pyramidkv", "gives all heads one budget"),
         ("retention", "gives all heads one budget"),
         ("triattention", "gives all heads one budget"),

@@ -110,11 +110,11 @@ def test_sums_over_a_window_are_divided_by_it():
     [
         ("full", "a method with a budget"),
         ("snapkv+gkv", "does not combine two methods"),
-        ("retention", "whose layers know the budget"),
-        ("headkv", "whose layers know the budget"),
+        ("retention", "sets each head's budget within its layer"),
+        ("headkv", "sets each head's budget within its layer"),
         ("criticalkv", "scores every entry"),
         ("vase(compat=reference)", "scores every entry"),
-        ("nothing", "is no method"),
+        ("nothing", "must name a method: "),
     ],
 )
 def test_bases_that_do_not_serve_are_refused(base, wanted):

@@ -144,7 +144,7 @@ def test_a_wrong_column_is_one_line(write, tmp_path, capsys, monkeypatch):
         ({"question": "a", "response": ""}, "'response' is empty"),
         ({"question": "a", "response": TALK}, "'response' must be a text, or a list of one message of the assistant"),
         ({"messages": "a"}, "'messages' must be a list of messages: objects with role and content"),
-        ({"messages": []}, "the messages of 'messages' must be a user's and the assistant's in turn.*; got none"),
+        ({"messages": []}, "the messages of 'messages' must alternate between user and assistant.*; got none"),
         ({"messages": TALK[1:]}, ".*; got assistant"),
         ({"messages": [*TALK, *TALK[1:]]}, ".*; got user, assistant, assistant"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "message 1 of 'messages' has the role 'tool'; accepted: "),

@@ -1,4 +1,4 @@
-"""Runs a corpus of hostile programs in every tier of the sandbox that works on this machine; reports which succeed.
+"""Runs a corpus of hostile programs in every tier of the sandbox that works here; reports which programs succeed.
 
     python -m kvbench.audit.attacks.corpus < attacks.json        # {"name": "text of a program", ...}
 
@@ -115,8 +115,8 @@ def _successes(
     """Yield the names of the checks that show harm, that is, the ways in which the attack succeeded.
 
     The checks are those in the attack's header, "damage" (to the grader) and "sandbox_error". An unknown check in the
-    header counts as a success. alive: ids of the
-    processes that outlived the grader. result: what the grader reported. secret: texts that the program must not see.
+    header counts as a success. alive: ids of the processes that outlived the grader. result: what the grader reported.
+    secret: texts that the program must not see.
     """
     out = result.get("stdout", "") + result.get("stderr", "")
     seen = out + b"".join(aims.received).decode("latin-1")

@@ -35,9 +35,10 @@ def run_program(
 
     The keys of the result are status (the verdict's name), passed, stdout and stderr.
 
-    mode: "stdio" (tests hold ``stdin`` and ``expected``) or "call" (``args`` of ``Solution.add`` and ``expected``).
-    limits: wall (seconds); mem, fsize and out (bytes of memory, of a written file, of output). tier: the sandbox's
-    tier, by default the tier that scoring chooses.
+    mode: "stdio": a test has the input ``stdin`` and the output ``expected``. "call": a test has ``args``, the
+    arguments of ``Solution.add``, and the result ``expected``. limits: `wall` is a time in seconds; `mem`, `fsize` and
+    `out` are bytes of memory, of a written file and of output. tier: the sandbox's tier, by default the tier that
+    scoring chooses.
     """
     box_limits = Limits(memory=limits["mem"], file_bytes=limits["fsize"], output=limits["out"])
     options = {"prelude": PRELUDE, "preload": [], "function": "add", "native": True}

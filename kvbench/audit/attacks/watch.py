@@ -80,7 +80,10 @@ def watch(grader: subprocess.Popen[bytes], folder: Path, port: int | None, known
 
 
 def survivors(known: Iterable[int]) -> list[int]:
-    """Kill the processes that outlived the grader: all descendants of this process but `known`; return their ids."""
+    """Kill the processes that outlived the grader, and return the ids of these processes.
+
+    Every descendant of this process has outlived the grader, except those in `known`.
+    """
     time.sleep(_SETTLE_SECONDS)
     table = _table()
     alive = [pid for pid in _below(table, [os.getpid()]) - set(known) if table[pid].state != "Z"]

@@ -19,7 +19,7 @@ from kvbench.records import Images
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """The result of a forward pass without a cache over T tokens."""
+    """The result of a forward pass over T tokens, run without a cache."""
 
     logits: torch.Tensor  # [T, V]
     queries: dict[int, torch.Tensor]  # of each layer, [Hq, T, D] post-RoPE, as the engine stores them

@@ -67,7 +67,7 @@ def once(work: Callable[Concatenate[Exam, P], T]) -> Callable[Concatenate[Exam, 
 
 
 class Exam:
-    """Makes and holds the generations of one method on one model that the invariants check.
+    """Makes the generations that the invariants check, with one method on one model, and holds their results.
 
     Raises NotApplicable if the method cannot run on the model.
     """
@@ -205,9 +205,9 @@ class Exam:
 
     @once
     def dense(self, way: Way, request: Request, sample: int, *, masked: bool) -> Pass:
-        """Run a request's `sample`, as the trial `main(way)` generated it, through the model at once, without a cache.
+        """Run a sample that the trial `main(way)` generated through the model again, all tokens at once.
 
-        masked: hide the entries that the engine had evicted.
+        The pass uses no cache. masked: hide the entries that the engine had evicted.
         """
         trial = self.main(way)
         ids = [*request.prompt_ids, *trial.done[request.doc_id, sample].token_ids[:-1]]

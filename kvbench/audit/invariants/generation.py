@@ -69,7 +69,7 @@ def budget(exam: Exam, way: Way) -> None:
 
 
 def protect(exam: Exam, way: Way) -> None:
-    """No head evicts a protected entry (sinks, recent tokens, prompt), or text before images if text is protected."""
+    """No head evicts a protected entry (sinks, recent tokens, prompt), nor protected text while it keeps images."""
     evicts(exam)
     _drops(exam, way)
     protects = False
@@ -162,7 +162,7 @@ def memory(exam: Exam, layout: AuditLayout) -> None:
     if exam.method.takes_budget and exam.method.decode_bounded:
         rows, allowed = trial.cache.shape.rows, exam.size + (exam.growth or 0) * exam.copies
         if rows * exam.copies > allowed + exam.copies:
-            raise Broken(f"a slot has room for {rows} entries per head; budget plus interval is {allowed} only")
+            raise Broken(f"a slot has room for {rows} entries per head, but budget plus interval is only {allowed}")
 
 
 def full(exam: Exam, layout: AuditLayout) -> None:

@@ -55,9 +55,9 @@ def mapped(view: LayerView, change: Callable[[torch.Tensor], torch.Tensor]) -> L
 
 
 def by_position(x: torch.Tensor, view: LayerView) -> torch.Tensor:
-    """Sort values of entries, x [b, Hk, N], by the entries' positions in the sequence.
+    """Sort values of entries by the entries' positions in the sequence. x: [sequences, KV heads, entries].
 
-    Returns [b, Hk, tokens seen], with 0 at positions without a valid entry.
+    Returns [sequences, KV heads, tokens seen], with 0 at positions without a valid entry.
     """
     end = int(view.seen.max())
     at = torch.where(view.valid, view.positions, end)

@@ -1,5 +1,6 @@
-"""Records the logits from which the engine draws tokens, and the first views (of a layer's cache) that methods receive,
-at most `MOST` of each kind.
+"""Records the logits from which the engine draws tokens, and the first views of a layer's cache that methods receive.
+
+At most `MOST` views of each kind are recorded.
 """
 
 from __future__ import annotations

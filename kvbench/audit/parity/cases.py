@@ -72,7 +72,9 @@ class Case:
         try:
             return load_file(self.path.with_suffix(".safetensors"))
         except (OSError, SafetensorError) as error:
-            raise UserError(f"cannot read the tensors of parity case {quote(self.path)}: {error}") from None
+            raise UserError(
+                f"cannot read the tensors of parity case {quote(self.path)} ({error}). Repair or remove the case."
+            ) from None
 
     def slots(self, step: int) -> list[list[torch.Tensor]]:
         """Return the positions of the tokens in the reference's cache before a step, by layer and head.
@@ -135,10 +137,10 @@ def _load(path: Path) -> Case | None:
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read parity case {quote(path)}: {error}") from None
+        raise UserError(f"cannot read parity case {quote(path)} ({error}). Repair or remove the case.") from None
     if not isinstance(meta, dict) or not str(meta.get("format", "")).startswith(FORMAT):
         return None  # some other JSON file
     missing = [key for key in ("method", "variant", "hyper", "units", "steps") if key not in meta]
     if missing and meta["format"] == FORMAT:
-        raise UserError(f"parity case {quote(path)} lacks the fields {', '.join(map(quote, missing))}.")
+        raise UserError(f"parity case {quote(path)} lacks the fields {', '.join(map(quote, missing))}; add them.")
     return Case(path, meta)

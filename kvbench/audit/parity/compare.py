@@ -1,9 +1,9 @@
 """Runs parity cases with kvbench's methods, and compares the entries that they keep with those of the reference.
 
 The engine's own `decide` takes the decisions. kvbench's kept entries and columns carry over from step to step. Once
-kvbench keeps other entries than the reference, every later step starts from the reference's state (teacher forcing);
-a plan with `steps` or `sorted_steps` starts every step from it. A difference need not be an error: max pooling makes
-exact ties, which the reference breaks arbitrarily.
+kvbench keeps other entries than the reference, every later step starts from the reference's state (teacher forcing).
+With a plan that has `steps` or `sorted_steps`, every step starts from the reference's state. A difference need not be
+an error: max pooling makes exact ties, which the reference breaks arbitrarily.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class DrawnView(LayerView):
 
 
 class ReferenceLayer:
-    """The entries of one layer, without keys and values: positions [1, H, N], the mask `valid`, columns and states.
+    """The entries of one layer, without keys and values: their positions, the mask `valid`, columns and states.
 
-    All heads are padded to the length of the longest. initial: by column name, the values [H, T] with which the column
-    starts for the T tokens; other columns start with their `init`.
+    Positions have the shape [1, heads, entries]. All heads are padded to the length of the longest. initial: by column
+    name, the values [heads, tokens] with which the column starts for each token; other columns start with their `init`.
     """
 
     def __init__(self, heads: int, group: int, method: Method, initial: Mapping[str, torch.Tensor]) -> None:

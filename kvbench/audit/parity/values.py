@@ -156,8 +156,8 @@ def _retention_step(case: Case, method: Any, step: int, views: list[LayerView]) 
 
 
 def _surrogate(case: Case) -> Pairs:
-    """Yield pairs of the surrogate's predictions, by kvbench and in the file: for the tokens of each step, and for all
-    tokens if the file has these."""
+    """Yield the surrogate network's predictions, as kvbench computes them and as the file holds them. Pairs cover the
+    tokens of each step and, if the file holds predictions for all tokens, all tokens."""
     ours = predictions(case).flatten(0, 1)
     for step in range(len(case.seen)):
         for mine, theirs in zip(ours, case.scores(step) or ()):

@@ -1,5 +1,5 @@
-"""``kvbench audit --sandbox DIR``: runs hostile programs in each way to isolate a program ("tier" of the sandbox) that
-works on this machine."""
+"""``kvbench audit --sandbox DIR``: runs hostile programs in the sandbox, once for each tier (way to isolate a program)
+that works on this machine."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _as_ordinary_user(corpus: Mapping[str, str]) -> Iterator[dict[str, Any]]:
             errors.seek(0)
             lines = errors.read().decode(errors="replace").strip().splitlines()
             raise OSError(
-                f"no attack could be run as an ordinary user: {lines[-1] if lines else 'no tier works for that user'}"
+                f"not every attack ran as an ordinary user: {lines[-1] if lines else 'no tier works for that user'}"
             )
 
 

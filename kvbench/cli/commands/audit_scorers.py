@@ -18,10 +18,10 @@ SHOWN = 3  # printed differences per file
 
 
 def audit_scorers(folder: Path, *, as_json: bool, quiet: bool) -> int:
-    """Score the answers in a folder's recorded files with kvbench's scorers, and print whether the scores equal those
-    that the official scorers gave, which the files hold.
+    """Score recorded answers with kvbench's scorers, and print whether the scores equal those of the official scorers.
 
-    Returns exit code 0 if there are answers and all scores are equal, otherwise 1.
+    folder: holds the files with the answers and the official scores. Returns exit code 0 if there are answers and all
+    scores are equal, otherwise 1.
     """
     from kvbench.audit import scorers
 

@@ -78,7 +78,7 @@ def compare(
     ] = False,
     json: Annotated[bool, plain("--json", "The same as --format json.")] = False,
 ) -> int:
-    """Test whether NEW is worse than BASE: equal answers if nothing that decides them changed, else paired tests."""
+    """Test whether NEW is worse than BASE: exactly where answers must be equal, elsewhere by paired tests."""
     if format not in FORMATS:
         raise UserError(f"--format {quote(format)}: choose {', '.join(FORMATS)}.")
     from kvbench.compare.reading import read_side
@@ -165,7 +165,7 @@ def _both_decided(old: Side, now: Side, mapping: Mapping[str, str], typed: Mappi
 def _decided(side: Side, typed: Mapping[str, Any]) -> Side:
     """Record decisions: let the installed code read a run's answers again, and return the run with the decisions.
 
-    A run's folder may come from anyone. kvbench therefore asks the hub only for names that the command line has.
+    A run's folder may come from anyone. kvbench therefore asks the hub only for names that the user gave.
     """
     import dataclasses
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from kvbench import registry
+from kvbench.cli.index import flowing
 from kvbench.cli.options import DataRevision, Document, Plugins, group, plain
 from kvbench.config.parsers import split
 from kvbench.config.plugins import load_plugins
@@ -21,6 +22,11 @@ from kvbench.sources.data.export import fetch as fetch_data
 from kvbench.task import Manifest
 from kvbench.taskkit.names import LM_EVAL, expand, get_task
 
+EPILOG = """Examples:
+  kvbench data check
+  kvbench data fetch gsm8k math500 --out data
+  kvbench data path mt_bench
+"""
 FETCH = """Examples:
   kvbench data fetch gsm8k math500
   kvbench data fetch gpqa_diamond --out /media/stick/data
@@ -53,7 +59,7 @@ Folder = Annotated[
 Target = Annotated[str | None, plain("--out", "Folder for the data. Default: KVBENCH_DATA, else data.", "DIR")]
 
 
-@app.command("fetch", epilog=FETCH)
+@app.command("fetch", epilog=flowing(FETCH))
 def fetch(
     tasks: Tasks,
     out: Target = None,
@@ -64,7 +70,7 @@ def fetch(
 ) -> None:
     """Download the data of tasks into a folder, for --data or KVBENCH_DATA on any machine.
 
-    Complete files stay as they are, so that the same command, typed again after an interruption, continues.
+    Data in the folder that are complete and correct are kept. After an interruption, the same command continues.
     """
     load_plugins(plugin or [])
     folder = Path(out or os.environ.get("KVBENCH_DATA") or "data").expanduser()
@@ -122,7 +128,7 @@ def _print_fetched(rows: list[dict[str, Any]]) -> None:
     terminal.table(("task", "rows", "licence", "file"), lines, right=("rows",))
 
 
-@app.command("check", epilog=CHECK)
+@app.command("check", epilog=flowing(CHECK))
 def check(
     tasks: AnyTasks = None,
     data: Folder = None,
@@ -160,7 +166,7 @@ def check(
         raise SetupError(f"data of {len(bad)} of {len(rows)} tasks are missing or wrong: {named}.")
 
 
-@app.command("path", epilog=PATH)
+@app.command("path", epilog=flowing(PATH))
 def path(
     tasks: Tasks,
     data: Folder = None,
@@ -223,9 +229,9 @@ def _about(name: str, manifest: Manifest | None, state: str) -> dict[str, Any]:
 
 
 def _state(source: Data, name: str, manifest: Manifest) -> dict[str, Any]:
-    """Return the state of a task's data on this machine: "ok"; "sample" (only a few rows, or invented rows, that
-    kvbench ships in place of the data); "wrong" (rows or ids differ from the expected ones); or "missing". If data are
-    there, the result also has their source, number of rows and hashes."""
+    """Return the state of a task's data on this machine: "ok"; "sample" (the data folder has only a few rows, or
+    invented rows); "wrong" (rows or ids differ from the expected ones); or "missing". If data are there, the result
+    also has their source, number of rows and hashes."""
     try:
         if source.find(name, manifest) is None:
             return {"state": "missing", "note": "on the hub, not on this machine"}

@@ -82,8 +82,8 @@ def _accelerators() -> str:
 
 
 def _sandbox() -> str:
-    """Return one line on all tiers of the sandbox, its ways to isolate a program: which tiers work here, and why the
-    others do not work.
+    """Return one line on the sandbox: which of its tiers (ways to isolate a program) work here, and why the others do
+    not.
 
     Only tasks that run programs need a sandbox.
     """

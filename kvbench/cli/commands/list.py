@@ -127,9 +127,9 @@ def _list_runs(name: str | None, out: str | None, json: bool) -> None:
 def _short_run(entry: dict[str, Any]) -> dict[str, Any]:
     """Return the description of a run, shortened to one line of the table.
 
-    The line names the first members of each list and the minute in which the run began. For a complete run the line
-    states the number of rows; for any other run also the planned number of rows and the status; if the rows are
-    unknown, the status alone.
+    The line names the first members of each list and the minute in which the run began. For a complete run, the line
+    states the number of rows. For any other run, the line also states the planned number of rows and the status. If the
+    rows are unknown, the line states only the status.
     """
     lists = {key: _few(entry[key]) for key in ("methods", "budgets", "tasks")}
     done, status = entry["rows"], entry["status"]

@@ -106,8 +106,7 @@ def _from_file(options: Any) -> dict[str, Any]:
 
 
 def _innermost(error: BaseException) -> str:
-    """Return the name of the module whose code raised an error: the module of the innermost frame of the error's
-    traceback."""
+    """Return the name of the module whose code raised an error."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -121,8 +120,8 @@ def _foreign(error: Exception) -> KVBenchError:
 
     if why(error) == "unreachable":
         return SetupError(
-            "lm-eval needs data that are not on this machine, and the hub is unreachable. Run it once on a connected "
-            "machine; HF_HUB_OFFLINE=1 then uses its cache."
+            "lm-eval needs data that are not on this machine, and the hub is unreachable. Run the command once with "
+            "network access; with HF_HUB_OFFLINE=1, lm-eval then uses only cached data."
         )
     first = (words(error).strip().splitlines() or [""])[0]
     return UserError(f"lm-eval: {type(error).__name__}: {quote(first)}.")

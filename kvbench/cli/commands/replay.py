@@ -65,7 +65,8 @@ Run = Annotated[
     str | None,
     plain(
         "--run",
-        "Read the answers that the full cache wrote in this run, instead of new ones; model and tasks are the run's.",
+        "Read the answers that this run generated with the full cache, instead of new ones. Model and tasks are those "
+        "of the run.",
         "RUN",
     ),
 ]

@@ -45,7 +45,7 @@ def report(
         str | None,
         plain(
             "--group-by",
-            "One table per value of a column; all: per combination of values of all columns that differ.",
+            "Make one table per value of a column. all: one per combination of values of the columns that differ.",
             "COLUMN",
         ),
     ] = None,

@@ -67,9 +67,8 @@ def show_(
 def _show_samples(
     folder: Path, wanted: str, method: str | None, html: str | None, data: str | None, *, json: bool
 ) -> None:
-    """Print the samples of a question and, if `html` names a file, also write them into it as an HTML page. wanted: the
-    question's id, TASK/ID, or a row key. method: print and write
-    only the answers of this method."""
+    """Print the samples of a question. If `html` names a file, also write the samples to this file as an HTML page.
+    wanted: the question's id, TASK/ID, or a row key. method: use only the answers of this method."""
     questions = RunQuestions(manifest.read(folder), data)
     found = samples.samples(folder, wanted, method, questions)
     if json:
@@ -147,8 +146,8 @@ def _wrapped(key: str, value: str) -> str:
 
 
 def _questions(folder: Path) -> list[dict[str, Any]]:
-    """Return every question of a run, each with the number of rows that answer the question, and with the mean, lowest
-    and highest score of these rows."""
+    """Return every question of a run, each with its number of rows and the mean, lowest and highest score of these
+    rows."""
     rows = read_run(folder, ("task", "doc_id", "category", "status", "score")).rows
     found = []
     for (task, doc), part in rows.groupby(["task", "doc_id"], sort=False, observed=True):

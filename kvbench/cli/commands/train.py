@@ -110,10 +110,10 @@ def train(
 ) -> None:
     """Train what a method needs for a model, or estimate a table of heads from the model's attention.
 
-    Writes DIR/METHOD.safetensors (DIR/model or DIR/adapter where the model itself is trained) and its card, a .json of
-    the same name.
-    After a kill the same command continues from the last checkpoint. A method reads this file if the file lies beside
-    the model's weights, or if the method's option names it.
+    Writes DIR/METHOD.safetensors, or DIR/model or DIR/adapter if the model itself is trained.
+    A card with the same name and the suffix .json describes the written weights.
+    If a training is interrupted, the same command continues from the last checkpoint.
+    A method reads the written file if it lies beside the model's weights, or if the method's option names it.
     """
     load_plugins(plugin or [])
     names = [*recipes.names(), *TABLES]
@@ -282,7 +282,7 @@ class _Training:
             terminal.data(done.card | {"path": str(done.path)})
 
     def _say_preset(self, entry: Entry) -> None:
-        """Print the description of the preset that the user named, and a note if the preset has separate values for
+        """Print the description of the preset that the user named. Add a note if the preset has separate values for
         other models but none for this model."""
         if (name := self.settings["preset"]) in (None, TINY):  # the built-in model's needs no word
             return

@@ -8,6 +8,7 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 
+from kvbench.cli.index import flowing
 from kvbench.cli.options import group, plain
 from kvbench.console import terminal
 from kvbench.errors import SetupError, UserError, quote
@@ -28,9 +29,11 @@ METHODS = {"trimkv": "gates", "retention": "gates", "foresightkv": "scorer", "kv
 app = group("Trained weights of methods: import published checkpoints.")
 
 
-@app.command("import", epilog=EPILOG)
+@app.command("import", epilog=flowing(EPILOG))
 def import_(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="File or folder: .safetensors, .pth.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="File with weights, .safetensors or .pth, or their folder.")
+    ],
     method: Annotated[str, plain("--method", f"Method that the weights are for: {', '.join(METHODS)}.", "METHOD")],
     model: Annotated[str, plain("--model", "Folder of the model that the weights are for.", "MODEL")],
     out: Annotated[str, plain("--out", "Folder for the weights and their card.", "DIR")],

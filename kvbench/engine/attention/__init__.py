@@ -1,7 +1,7 @@
 """A model's attention, as the engine computes it. `interface` has the function that transformers calls in every
 attention layer.
 
-The other modules read a model's layers (`geometry`) and RoPE (`rope`), check that the model works under the engine
-(`positions`), convert latent attention (`latent`), compute attention with torch's SDPA (`sdpa`, `kernel_choice`) or
-flash-attn (`flash`), and count the bytes that attention takes (`meta_attention`).
+`geometry` reads a model's layers, and `rope` its RoPE. `positions` checks that the model works under the engine.
+`latent` converts latent attention. `sdpa` and `kernel_choice` compute attention with torch's SDPA, `flash` with
+flash-attn. `meta_attention` counts the bytes that attention takes.
 """

@@ -1,9 +1,9 @@
 """Attention of prompts through the package flash-attn (`--attn flash`).
 
-flash-attn takes no mask, so the engine uses it only in layers whose heads hold equally many entries. In all other
-layers, in layers with attention sinks or with values of another dimension than their keys, and while decoding, the
-engine uses its own attention (`interface`, `kernels`). Whether flash-attn computes the attention of a block of tokens
-depends on the settings and the prompt, never on other prompts.
+flash-attn takes no mask, so the engine uses it only in layers whose heads hold equally many entries. It is not used in
+layers with attention sinks, in layers whose keys and values have different dimensions, or while decoding. Wherever
+flash-attn is not used, the engine uses its own attention (`interface`, `kernels`). Whether flash-attn computes the
+attention of a block of tokens depends on the settings and the prompt, never on other prompts.
 """
 
 from __future__ import annotations

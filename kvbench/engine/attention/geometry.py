@@ -1,7 +1,7 @@
 """The shape of each attention layer of a model, learnt from one forward pass instead of from per-model tables.
 
-The model reads one token with a recording attention function, which notes the head counts, dimensions, scale, sliding
-window, logit cap and sinks that the model passes in every layer. Works on real and on meta tensors.
+The model reads one token with an attention function that only records what the model passes in every layer: head
+counts, dimensions, scale, sliding window, logit cap and sinks. This works on real and on meta tensors.
 """
 
 from __future__ import annotations
@@ -28,18 +28,20 @@ OWN_POSITIONS = frozenset({"kosmos_2_5_text_model"})  # model types whose positi
 
 
 class ProbeFailed(UserError):
-    """The model's code failed when the model was built without weights or in a short pass that examines the model, for
-    example because meta tensors have no values."""
+    """The model's code failed while kvbench built the model without weights, or in a short pass that examines it.
+
+    A possible cause: the code reads values of meta tensors, which have none.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerGeometry:
     """The shape of one attention layer, and of the entries that the cache stores for it.
 
-    window: the sliding window in tokens, None for full attention. latent: in latent attention, the first `latent`
-    numbers of a key are also the value, and `value_dim` is 0 (see the module `latent`); in other layers 0. hidden: how
-    many numbers a hidden state (the input of the layer's attention) has. device: the layer's own device in a model that
-    is divided among several devices, else None.
+    window: the sliding window in tokens, None for full attention. latent: 0 without latent attention; in latent
+    attention the first `latent` numbers of a key are also the value, and `value_dim` is 0 (see the module `latent`).
+    hidden: how many numbers a hidden state (the input of the layer's attention) has. device: the layer's own device in
+    a model that is divided among several devices, else None.
     """
 
     index: int
@@ -102,8 +104,8 @@ class LayerGeometry:
 def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape, ...]]:
     """Return the geometry of a language model's attention layers, and the shapes of the states of its recurrent layers.
 
-    Raises UserError when the engine does not support the model, ProbeFailed (a UserError too) when the forward pass of
-    a model without recurrent layers failed.
+    Raises UserError when the engine does not support the model. If the forward pass of a model without recurrent layers
+    fails, the error is a ProbeFailed, which is also a UserError.
     """
     refuse_unsupported(model.config)
     text = model.config.get_text_config()

@@ -1,12 +1,13 @@
 """Latent attention (MLA): a layer's keys and values as one short vector per token, shared by all heads.
 
-Such a layer computes the key and value of every head from a latent of R numbers, and gives all heads the same rotary
-part of r numbers. With the key of head h as [U_h c, k_rot] and its value as V_h c, for a token with the latent c,
+Such a layer computes the key and value of every head from the token's latent c, which has R numbers. The rotary part
+k_rot of a key has r numbers and is the same for all heads. Head h has the key [U_h c, k_rot], the value V_h c and the
+query q_h = [q_pass, q_rot]. It gives token i the attention weight w_i. So
 
     q_h . [U_h c, k_rot] = [U_h^T q_pass, q_rot] . [c, k_rot]        sum_i w_i V_h c_i = V_h (sum_i w_i c_i)
 
-so attention runs over the entries [c, k_rot] alone, as one KV head whose value is the key's first R numbers: U is
-applied to the queries and V to the result (DeepSeek-V2, arXiv 2405.04434, section 2.1.2). That is exact up to rounding.
+Attention therefore needs only the entries [c, k_rot], as one KV head whose value is the key's first R numbers. U is
+applied to the queries and V to the result (DeepSeek-V2, arXiv 2405.04434, section 2.1.2). This is exact up to rounding.
 Serving engines, too, store these R + r numbers per token and layer.
 
 The latent is the input of the module's `kv_b_proj`; every size follows from the tensors' shapes.
@@ -27,8 +28,8 @@ PROJECTION = "kv_b_proj"  # transformers' name of the module that computes keys 
 class Latent:
     """The matrices of one layer that compute keys and values from a latent c of R numbers.
 
-    up_key: [Hq, N, R] (U); up_value: [Hq, Dv, R] (V). N: size of U_h c, a head's key without its rotary part. Dv:
-    size of V_h c, a head's value.
+    up_key: [Hq, N, R] (U); up_value: [Hq, Dv, R] (V). Letters: Hq heads; N numbers of a head's key without its rotary
+    part (U_h c); Dv numbers of a head's value (V_h c); r numbers of the rotary part; b sequences; t tokens.
     """
 
     up_key: torch.Tensor
@@ -40,14 +41,19 @@ class Latent:
         return self.up_key.shape[2]
 
     def queries(self, query: torch.Tensor) -> torch.Tensor:
-        """Convert queries [b, Hq, t, N + r] of the heads' keys into queries [b, Hq, t, R + r] of the entries, which are
-        [U^T q_pass, q_rot]."""
+        """Convert the model's queries [b, Hq, t, N + r] into queries [b, Hq, t, R + r] for attention to the entries.
+
+        The result is [U^T q_pass, q_rot].
+        """
         plain, rotary = query.split([self.up_key.shape[1], query.shape[3] - self.up_key.shape[1]], dim=-1)
         return torch.cat([torch.einsum("bhtn,hnr->bhtr", plain, self.up_key), rotary], dim=-1)
 
     def entries(self, latent: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        """Return the entries [b, 1, t, R + r] of tokens. latent: their latents [b, 1, t, R]; key: their keys
-        [b, Hq, t, N + r], of which only the rotary part is used."""
+        """Return the entries [b, 1, t, R + r] of tokens.
+
+        latent: the tokens' latents [b, 1, t, R]; key: the tokens' keys [b, Hq, t, N + r], of which only the rotary part
+        is used.
+        """
         return torch.cat([latent, key[:, :1, :, self.up_key.shape[1] :]], dim=-1)
 
     def outputs(self, out: torch.Tensor) -> torch.Tensor:
@@ -56,8 +62,10 @@ class Latent:
 
 
 class Latents:
-    """The matrices of a model's latent layers: views of the weights of plain linear layers; the matrices of other
-    modules are computed once.
+    """The matrices (`Latent`) of a model's latent layers.
+
+    For a plain linear layer, they are views of its weight. For any other module, they are computed on first use and
+    kept.
     """
 
     def __init__(self) -> None:
@@ -75,10 +83,10 @@ class Latents:
         return Latent(up[:, :plain], up[:, plain:])
 
     def _weight(self, projection: Any, rank: int, like: torch.Tensor) -> torch.Tensor:
-        """Return the matrix [out, R] by which the projection multiplies latents. like: a tensor with the dtype and
-        device that the matrix should have.
+        """Return the matrix [out, R] by which the projection multiplies latents.
 
-        If the projection is quantised or has an adapter, it is applied to unit vectors to get the matrix.
+        If the projection is quantised or has an adapter, the matrix is its output for unit vectors. like: a tensor with
+        the dtype and device that such a matrix should have.
         """
         if type(projection) is torch.nn.Linear:
             return projection.weight

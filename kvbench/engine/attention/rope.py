@@ -18,12 +18,12 @@ from kvbench.eviction.rope import Rope
 def read_rope(model: Any, geometry: Sequence[LayerGeometry]) -> Rope:
     """Return the model's RoPE in the layers that methods evict.
 
-    The model reads one token at two positions. In each of these layers the token's queries must differ by this rotation
-    up to rounding, so the frequencies and the pairing of dimensions are never guessed. Raises UserError when no known
-    rotation explains the difference in all of these layers.
+    The candidates are rotations with the model's own frequencies, in two pairings of dimensions. To choose one, the
+    model reads one token at two positions. The right candidate turns the token's queries at one position into those at
+    the other, up to rounding, in each layer that methods evict. Raises UserError when no candidate does so.
 
-    geometry: the cache's geometry. It tells which layers methods evict; sliding-window layers are left out because they
-    may have other frequencies.
+    geometry: the cache's geometry, which tells which layers methods evict. Sliding-window layers are left out because
+    they may have other frequencies.
     """
     near, far = (_queries(model, position) for position in (3, 40))
     evicted = [g.index for g in geometry if g.evicts]

@@ -19,9 +19,9 @@ from kvbench.engine.upload import upload
 class BlockTable:
     """Block tables [rows, Hk, W] and lengths [rows, Hk] of a stack. A row is one layer of one slot (see `stack`).
 
-    W: the width of the table, which has room for W pages of each head. lengths: entries of each head; pages: pages of
-    each head. entries: entries of each slot in all its layers and heads; used: the pages that these entries fill,
-    without pages allocated for later entries.
+    Letters: b rows of a call; Hk KV heads; W pages of each head for which the table has room. lengths: entries of each
+    head; pages: pages of each head. entries: entries of each slot in all its layers and heads; used: the pages that
+    these entries fill, without pages allocated for later entries.
     """
 
     def __init__(self, pool: Pool, rows: int, slots: int, heads: int, expected: int, device: torch.device) -> None:
@@ -35,8 +35,10 @@ class BlockTable:
         self._changed: list[np.ndarray] = []  # indices into the flat table, not yet copied to the device
 
     def resize(self, rows: np.ndarray, lengths: np.ndarray) -> None:
-        """Set how many entries the heads of these rows hold, `lengths` [b, Hk], and give each head just the pages that
-        its entries fill."""
+        """Set how many entries the heads of these rows hold, and give each head only the pages that its entries fill.
+
+        lengths: [b, Hk], the new numbers of entries.
+        """
         self.reserve(rows, lengths)
         before, slots = self.lengths[rows], rows % self.slots
         np.add.at(self.entries, slots, (lengths - before).sum(axis=1))
@@ -45,8 +47,10 @@ class BlockTable:
         self._lengths = None
 
     def reserve(self, rows: np.ndarray, lengths: np.ndarray) -> None:
-        """Allocate and free pages, so that each head of these rows has exactly the pages for `lengths` [b, Hk]
-        entries."""
+        """Allocate and free pages: each head of these rows then has exactly the pages for its number in `lengths`.
+
+        lengths: [b, Hk], numbers of entries.
+        """
         wanted, width = -(-lengths // PAGE), self.table.shape[2]
         if (most := int(wanted.max(initial=0))) > width:
             self.table = np.pad(self.table, ((0, 0), (0, 0), (0, max(most, 2 * width) - width)))
@@ -69,7 +73,7 @@ class BlockTable:
         self._changed.append(np.ravel_multi_index((row[changed], head[changed], at), self.table.shape))
 
     def make_room(self, ahead: np.ndarray) -> None:
-        """Allocate pages so that every head has room for its slot's next entries. ahead: [S], their number per slot."""
+        """Allocate pages so that every head has room for its slot's next entries. ahead: how many, per slot."""
         room, wanted = self.pages * PAGE, self.lengths + np.resize(ahead, len(self.lengths))[:, None]
         short = np.nonzero((wanted > room).any(axis=1))[0]
         if short.size:

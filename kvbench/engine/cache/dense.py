@@ -3,8 +3,10 @@
 K of all layers of one geometry is one tensor [rows, kv_heads, capacity, head_dim], V another; a row is one layer of one
 slot (see `stack`). In each head of a row, the first `length` places hold entries. Compaction to C entries fills holes:
 kept entries in the first C places stay, and kept entries behind place C move into the places of dropped entries. So
-compaction moves, per head, at most the entries behind place C: with an unchanged C, as many as were added since the
-last eviction, whatever the size of the cache.
+compaction moves, per head, at most the entries behind place C. If C is the same at each eviction, these are the entries
+added since the last one, however large the cache is.
+
+Letters: S slots, b rows of a batch, Hk KV heads, n entries per head, D head dimension.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ class Lengths:
 def entry_budget(method: Method, budget: float | None, prompt_len: int, group: int) -> int | None:
     """Return a prompt's budget in entries per head of the cache; None when the method takes no budget.
 
-    If the method keeps entries per query head, the budget of a KV head is divided among its `group` query heads. If a
-    budget given as a share of the prompt is below the smallest budget that the method allows, it is raised to that.
+    If the method keeps entries per query head, the budget of a KV head is divided among its `group` query heads. A
+    budget given as a share of the prompt is raised, if need be, to the smallest budget that the method allows.
     """
     if budget is None or not method.takes_budget:
         return None
@@ -119,8 +119,11 @@ def fit(geometry: Sequence[LayerGeometry], method: Method, longest: int) -> tupl
 
 
 def _check_latent(g: LayerGeometry, method: Method) -> None:
-    """Raise UserError if the heads of a layer share each entry (latent attention) and the method keeps entries per
-    query head, has trained weights per KV head, or reads the model's attention or output projection."""
+    """Raise UserError if a layer has latent attention, where all heads share each entry, but the method needs each
+    head's own entries.
+
+    Such a method keeps entries per query head, has weights, or reads the model's attention or output projection.
+    """
     if g.latent and method.per_query_head:
         raise UserError(
             f"latent attention stores {g.head_dim} numbers per token for all heads; entries per query head would be "
@@ -167,8 +170,8 @@ def layer_by_layer(method: Method, prefill: str, states: bool) -> bool:
 def pass_tokens(chunk: int, *, gpu: bool, states: bool) -> int:
     """Return the most tokens that a forward pass reads of a prompt without images, if no eviction lies between passes.
 
-    This is one chunk (`prefill.PromptReader`) on a CPU and in a model with states (`layer_by_layer`). On a GPU a pass
-    reads several chunks, because the host takes longer to launch a pass over one chunk than the GPU to compute it.
+    This is one chunk (`prefill.PromptReader`) on a CPU and in a model with states (`layer_by_layer`). Otherwise a pass
+    on a GPU reads several chunks: with one chunk, the host would take longer to launch a pass than the GPU to compute.
     """
     chunks, most = GPU_PASS
     return max(chunk, min(chunks * chunk, most)) if gpu and not states else chunk

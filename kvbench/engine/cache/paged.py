@@ -1,14 +1,16 @@
 """PagedCache: every layer and KV head of a slot has its own number of entries, in its own pages.
 
-K, V, positions and columns lie in a pool of pages, one pool per shape of entry and device; a page belongs to one head
-of one layer of one slot. A block table lists the pages of a head in order, so the head's entry i lies at place
-i % PAGE of its page i // PAGE. The pool lists its free pages, to which emptied pages return. Compaction fills holes
-within a head, in the same order as in the dense layout. Both layouts therefore give the same tokens for a method that
-keeps equally many entries in all heads.
+K, V, positions and columns lie in a pool of pages. Layers share a pool if they are on one device and their entries have
+the same shape. A page in use belongs to one head of one layer of one slot. A block table lists the pages of each head
+in order: the head's entry i lies at place i % PAGE of the head's page i // PAGE. The pool lists its free pages, to
+which emptied pages return. Compaction fills holes within a head, in the same order as in the dense layout. Both layouts
+therefore give the same tokens for a method that keeps equally many entries in all heads.
 
 Block tables and lengths are kept on the host (numpy), because the host allocates the pages. `BlockTable` keeps copies
 of both on the device, and updates a copy when it is read. Page 0 belongs to no head: idle slots write to it, and a
 write of fixed shape puts its surplus elements there.
+
+Letters: S slots, b rows of a batch, Hk KV heads, n places per head, W pages per head in the block table.
 """
 
 from __future__ import annotations
@@ -84,11 +86,11 @@ class PagedStack(Stack):
         self._cuts: list[Cut] = []
 
     def shown(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return how many places per head a view of each row shows, and whether shorter heads are padded to that
-        number.
+        """Return, for each row, how many places per head a view shows, and whether shorter heads are padded.
 
-        The number is that of the longest head; if heads are uneven, it is rounded up to whole pages. So more rows have
-        equal numbers and can form one batch, and a row's padding does not depend on other slots.
+        The number of places is the length of the longest head. If heads are uneven, the number is rounded up to whole
+        pages, so that more rows have equal numbers and can form one batch. A row's padding does not depend on other
+        slots.
         """
         lengths = self.blocks.lengths[rows]  # [b, (L,) Hk]
         of_view = tuple(range(1, lengths.ndim))
@@ -175,7 +177,7 @@ class PagedCache(SlotCache):
         self._heads = sum(g.kv_heads for g in geometry if g.evicts)
 
     def make_room(self, ahead: Sequence[int]) -> None:
-        """Allocate pages so that every head has room for its slot's next entries. ahead: [S], their number per slot."""
+        """Allocate pages so that every head has room for its slot's next entries. ahead: how many, per slot."""
         for stack in self.stacks:
             stack.blocks.make_room(np.array(ahead))
 

@@ -27,10 +27,10 @@ from kvbench.eviction.view import LayerView
 class PromptCache:
     """The KV caches of b equally long prompts, with all their layers.
 
-    queries: how many of the newest queries every layer stores; hidden: how many of the newest hidden states every layer
-    stores while the prompt is read, and how many afterwards; size: the tokens for which each layer allocates memory at
-    first; noise_keys: per prompt, the seed of the method's random numbers; recurrent: empty states of recurrent layers;
-    images: the prompt's images, None without; with images, b must be 1.
+    queries: how many of the newest queries every layer stores. hidden: how many of the newest hidden states every layer
+    stores while the prompt is read, and how many afterwards. size: the tokens for which each layer allocates memory at
+    first. noise_keys: per prompt, the seed of the method's random numbers. recurrent: empty states of recurrent layers.
+    images: the prompt's images; None without. With images, b must be 1.
     """
 
     def __init__(
@@ -129,8 +129,10 @@ class PromptCache:
         layer.write(self.rules.method.observe(view))
 
     def hand_over(self, layer: PromptLayer, queries: torch.Tensor, positions: torch.Tensor, rows: int) -> None:
-        """Let the method observe a block of queries of the prompt. The block's last query sees the first `rows` entries
-        of every head."""
+        """Let the method observe a block of queries of the prompt.
+
+        The block's last query sees the first `rows` entries of every head.
+        """
         before, self.seen = self.seen, int(positions[-1]) + 1
         self.observe(layer, self.view(layer, queries, positions, rows))
         self.seen = before
@@ -171,9 +173,9 @@ class PromptCache:
         self.noise_keys = [noise.signed64(key) for key in noise_keys]
 
     def tick(self, growth: int | None) -> None:
-        """Let the method observe the new queries if it needs every query; evict if there are too many entries.
+        """Let the method observe the queries since the last tick if it needs every query; then evict if it must.
 
-        growth: number of tokens read since the last tick, whose queries are new; None: 0.
+        growth: number of tokens read since the last tick; None: 0.
         """
         if self.acting.needs().queries == "since_last":
             for g in self.evicting:
@@ -183,8 +185,10 @@ class PromptCache:
         self.reduce()
 
     def evicted_by(self, method: Method) -> PromptCache:
-        """Return a copy of the cache, for probes, from which `method` has evicted entries under the same budget, if the
-        cache holds more."""
+        """Return a copy of the cache for probes, evicted by `method` under the same budget.
+
+        Nothing is evicted if the trigger of `method` demands no eviction.
+        """
         rules = replace(self.rules, method=method, weights={}, elsewhere={})
         other = PromptCache(
             self.geometry,

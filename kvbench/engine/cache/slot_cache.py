@@ -94,7 +94,7 @@ class Store:
 class RingPlaces:
     """Where the rings of all layers store one new vector per slot and head: at its token's position, modulo the width.
 
-    positions: [S], of these tokens. The places are computed once for all rings of one size.
+    positions: [S], the positions of the slots' new tokens. The places are computed once for all rings of one size.
     """
 
     def __init__(self, positions: Replicas) -> None:
@@ -220,8 +220,7 @@ class SlotCache(ABC):
 
     @abstractmethod
     def live_bytes(self, slot: int) -> int:
-        """Return the bytes that a slot's sequence uses now: its entries, also in sliding-window layers, and
-        `stored_bytes`."""
+        """Return the bytes that a slot's sequence uses now: `stored_bytes` and all entries, also of sliding windows."""
 
     @abstractmethod
     def extra_bytes(self, slot: int) -> int:

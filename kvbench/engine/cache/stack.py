@@ -2,6 +2,8 @@
 
 Axis 0 of the tensors runs over rows. A row is one layer of one slot: row i * slots + s is slot s in the i-th layer of
 the stack. Decode steps read and write one layer, through its `EvictingStore`; evictions read and write rows.
+
+Letters: b rows of a batch, Hq query heads, Hk KV heads, n entries per head, D head dimension.
 """
 
 from __future__ import annotations
@@ -88,16 +90,14 @@ class Stack(ABC):
 
     @abstractmethod
     def shown(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return how many places per head a view of each row shows, and whether some heads have fewer entries than
-        that.
+        """Return, for each row, how many places per head a view shows, and whether some heads have fewer entries.
 
         rows: [b]; or [b, L] for views that each show L rows, padded to equally many places.
         """
 
     @abstractmethod
     def filled(self, rows: np.ndarray) -> np.ndarray:
-        """Return a number per row, [b]: only rows with equal numbers may be in one call of `complete`. In the dense
-        layout this is the row's length, in the paged layout always 0."""
+        """Return a number per row, [b]. A call of `complete` may have several rows only if their numbers are equal."""
 
     @abstractmethod
     def complete(self, batch: RowBatch, new: int) -> None:
@@ -117,8 +117,10 @@ class Stack(ABC):
 
 
 def _newest(ring: torch.Tensor, batch: RowBatch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the newest `count` vectors of the batch's rows from a ring [rows, heads, width, D], oldest first:
-    [b, heads, count, D], and their positions [b, count]."""
+    """Return the newest `count` vectors [b, heads, count, D] of the batch's rows, and their positions [b, count].
+
+    The vectors come from a ring [rows, heads, width, D], oldest first.
+    """
     _, heads, width, dim = ring.shape
     positions = batch.seen[:, None] - count + torch.arange(count, device=batch.seen.device)
     if count == 0:
@@ -158,9 +160,9 @@ def alike(geometry: Sequence[LayerGeometry]) -> Iterator[list[LayerGeometry]]:
 def moves(holes: torch.Tensor, movers: torch.Tensor, places: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Pair a head's kept entries that must move (movers) with its places that become free (holes): first with first.
 
-    holes, movers: masks [b, Hk, n] bool, each with its own n. Returns two tensors [b, Hk, places]: the indices of the
-    movers, and the indices of the holes to which they move, both with -1 after a head's last pair. `places` is an upper
-    bound on the movers of a head, so that no number need be read back from the device.
+    holes, movers: masks [b, Hk, n] bool, each with its own n. places: an upper bound on the movers of a head. Returns
+    two tensors [b, Hk, places]: the indices of the movers, and the indices of the holes to which they move. Both have
+    -1 after a head's last pair.
     """
 
     def listed(mask: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,9 @@
 A cache row is a place for one entry of a head. `triton` reads only the rows that hold an entry. `torch` reads all rows
 with PyTorch's own operations and masks the empty ones. `varlen` calls the attention that ships with torch 2.13. All
 give the same attention within rounding.
+
+Letters: S slots, Hq query heads, Hk KV heads, P cache rows per head, D and Dv dimensions of a key and a value, W pages
+per head in a block table.
 """
 
 from __future__ import annotations
@@ -26,9 +29,8 @@ LONGEST_SHARE, SHORTEST_SHARE = 4096, 256  # most and fewest cache rows of a ful
 class Decode(Protocol):
     """Write the new entry of every live slot to the cache; return the attention to this entry and all earlier ones.
 
-    Each head of a slot has P cache rows, places for one entry each. If the head has n earlier entries (`lengths`), the
-    function writes cache row n % P and reads cache rows 0 to min(n, P - 1). So for a sliding-window layer P is the
-    window, and `lengths` counts all tokens seen.
+    If a head has n earlier entries (`lengths`), the function writes cache row n % P of the head. It reads cache rows 0
+    to min(n, P - 1). For a sliding-window layer, P is the window, and `lengths` counts all tokens seen.
 
     Args:
         query: [S, Hq, D]; key: [S, Hk, D]; value: [S, Hk, Dv], of the new token.
@@ -39,7 +41,7 @@ class Decode(Protocol):
             engine.
         table: [S, Hk, W] int32 or int64, contiguous: the pages of every head in order.
         sinks: [Hq] logits of a virtual key without value.
-        latent: in latent attention, how many of a key's first numbers are its value; value and values then have Dv 0.
+        latent: in latent attention, how many of a key's first numbers are its value (Dv is then 0); else 0.
 
     Returns [S, Hq, Dv or latent]. Never waits for the device; all calls may be captured in a CUDA graph.
     """

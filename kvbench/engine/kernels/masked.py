@@ -1,4 +1,7 @@
-"""A decode step's attention in PyTorch's own operations. It reads all cache rows; a mask hides the empty ones."""
+"""A decode step's attention in PyTorch's own operations. It reads all cache rows; a mask hides the empty ones.
+
+For the letters see `backends`.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Draws the next tokens on a GPU without making the host wait: the same ids as `sampler.draw`, but for rounding.
 
 A row is the logits of one slot. `_threshold` finds in each row the smallest logit that the filters allow. For top-k,
-and again for top-p, it finds this number bit by bit, four bits in each of eight passes over a row; sorting a vocabulary
+and again for top-p, it reads the row in eight passes, each of which finds four bits of this logit; sorting a vocabulary
 would cost more. Equal logits are kept or dropped together. `_best` adds the noise of `kvbench.eviction.noise`, with the
 same integer arithmetic and in float64, and finds the best token of each part of the vocabulary; PyTorch takes the best
-of these.
+of these. Letters: R rows, V logits per row.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def _smallest(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Return the smallest number such that fewer than `limit` logits are larger.
 
-    WEIGHTED: return instead the smallest number such that the larger logits together weigh less than `limit`, where a
-    logit z weighs exp(z - top) if it is at least `least`, else 0. Every pass finds four bits of the number.
+    WEIGHTED: return instead the smallest number such that the larger logits together weigh less than `limit`. A logit z
+    weighs exp(z - top) if z is at least `least`, else 0.
     """
     found = tl.full([], 0, tl.uint32)
     candidate = tl.arange(0, 16).to(tl.uint32)

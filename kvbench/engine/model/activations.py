@@ -1,9 +1,9 @@
 """Finds, without weights, the most bytes of activations that a forward pass holds at once.
 
 Layers that keep a state may hold far more numbers per token than attention. For example, transformers' code for Mamba-2
-computes, for every head and every number of the state, the product of all pairs of tokens in a chunk. How many bytes
+computes products of all pairs of tokens in a chunk, for every head and every number of the state. How many bytes
 activations take follows from the model's code and its shapes. So the pass runs on the meta device, where tensors have a
-size and no memory, and every tensor that an operation returns is counted from its creation until the model drops it.
+size and no memory. Every tensor that an operation creates is counted until the model drops the tensor.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from kvbench.engine.model.continuation import no_attention
 
 
 def pass_bytes(model: Any, states: Sequence[StateShape], tokens: int, dtype: torch.dtype) -> int:
-    """Return the peak of bytes in activations while one sequence with states reads `tokens` more tokens.
+    """Return the most bytes of activations that a model holds at once while one sequence reads `tokens` more tokens.
 
     model: on the meta device, in bfloat16; each bfloat16 number is counted with the size of `dtype`, the run's dtype.
-    Attention is left out, because `footprint` counts it.
+    states: the shapes of its recurrent layers' states. Attention is left out, because `footprint` counts it.
     """
     meta = torch.device("meta")
     before = RecurrentStates.allocate(states, 1, meta)

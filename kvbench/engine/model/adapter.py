@@ -1,9 +1,9 @@
 """Merges a LoRA adapter into a model's weights with peft, so that the engine runs an ordinary model.
 
-`check` needs no weights: it attaches tensors of the shapes in the adapter's file to a model on the meta device, and so
-refuses an adapter of another model before any weights are loaded. An option that is neither in `USED` nor in `UNUSED`
-is refused by name, unless it is off or has its default value: it may not be mergeable, or may name files or code to
-load.
+`check` needs no weights: it attaches tensors of the shapes in the adapter's file to a model on the meta device. So an
+adapter of another model is refused before any weights are loaded. An option that is neither in `USED` nor in `UNUSED`
+may only be off or have its default value; otherwise it is refused by name. Such an option may be impossible to merge,
+or may name files or code to load.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ PLAIN = (True, False, None, "gaussian", "orthogonal", "eva")  # `init_lora_weigh
 
 
 def check(adapter: Adapter, model: Any) -> None:
-    """Raise UserError if an adapter does not fit a model. model: on the meta device; the adapter stays attached to
-    it."""
+    """Raise UserError if an adapter does not fit a model.
+
+    model: on the meta device; the adapter stays attached to this model.
+    """
     with safe_open(adapter.weights, "pt") as file:
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     _attach(model, adapter, {name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
@@ -82,7 +84,7 @@ def _attach(model: Any, adapter: Adapter, tensors: Mapping[str, torch.Tensor]) -
     if shared := sorted(names & set(attached.targeted_module_names)):
         raise UserError(
             f"adapter {quote(adapter.folder)} changes {quote(shared[0])}, whose weights the model shares with another "
-            f"layer, so the adapter cannot be merged into one of the two. Train it without this module."
+            f"layer, so the adapter cannot be merged into one of the two. Train the adapter without this module."
         )
     return attached
 
@@ -112,7 +114,7 @@ def _config(adapter: Adapter) -> Any:
 
 @contextlib.contextmanager
 def _in_one_line(adapter: Adapter) -> Iterator[None]:
-    """Turn an exception of peft into a one-line UserError. The block attaches or merges the adapter."""
+    """Run a block in which peft attaches or merges the adapter; turn an exception of peft into a one-line UserError."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

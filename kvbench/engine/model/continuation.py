@@ -1,6 +1,6 @@
 """Checks without weights that recurrent layers continue their states: a pass must read the state of every layer.
 
-A layer that begins a new state in each pass never reads the former state; it only overwrites it. Which operations a
+A layer that begins a new state in each pass only overwrites the former state and never reads it. Which operations a
 pass runs follows from the model's code and its shapes, so the pass runs on the meta device. Once the weights are
 loaded, `positions.check_states` also compares the outputs.
 """
@@ -52,8 +52,10 @@ def no_attention(call: AttentionCall) -> torch.Tensor:
 
 
 class Reads(TorchDispatchMode):
-    """Records the storages of the tensors that operations inside the block get as arguments. The target of a `copy_` is
-    left out, because `copy_` only writes it."""
+    """Records the storages of the tensors that operations inside the block get as arguments.
+
+    The target of a `copy_` is left out, because `copy_` only writes to it.
+    """
 
     def __init__(self) -> None:
         super().__init__()

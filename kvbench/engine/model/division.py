@@ -1,9 +1,9 @@
 """`--device-map auto`: which GPU holds which layers, so that a model may be larger than one GPU.
 
-The package accelerate assigns whole layers to GPUs, in the order in which the model runs them, and moves hidden states
-from one GPU to the next. Each layer's entries are on the GPU of its weights. All GPUs have the same limit on the bytes
-of weights, about the smallest with which the model fits, but at most the share `WEIGHTS` of the GPU's memory. So on
-GPUs of one size, the layers' entries, too, have about equal room.
+The package accelerate assigns whole layers to GPUs, in the order in which the model runs them. It also moves hidden
+states from one GPU to the next. Each layer's entries are on the GPU of its weights. All GPUs may hold the same number
+of bytes of weights: about the smallest number with which the model fits, but on no GPU more than the share `WEIGHTS` of
+its memory. So GPUs of one size have about equal room for entries.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STEPS = 4  # the limit on every GPU's weights is raised by 1 / STEPS of the larg
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """Which device holds which parts of a model. modules: maps a part's name to its device, as accelerate takes it."""
+    """Which device holds which parts of a model. modules: the device of each of the model's modules, by name."""
 
     modules: Mapping[str, torch.device]
     parts: tuple[Part, ...]
@@ -132,8 +132,10 @@ def _divided(model: Any) -> Division:
 
 
 def _spread(model: Any) -> dict[str, int]:
-    """Return the GPU of each part of a model. Raises SetupError when the weights do not fit into the share `WEIGHTS` of
-    the GPUs' memory."""
+    """Return the GPU of each part of a model.
+
+    Raises SetupError when the weights do not fit into the share `WEIGHTS` of the GPUs' memory.
+    """
     from accelerate import infer_auto_device_map
     from accelerate.utils import compute_module_sizes
 

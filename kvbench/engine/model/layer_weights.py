@@ -46,7 +46,7 @@ def layer_weights(
 
 
 def _by_head(model: Any, g: LayerGeometry, name: LayerWeight) -> torch.Tensor:
-    """Return a layer's output projection, [Hq, dv, D]. D: the hidden size."""
+    """Return a layer's output projection [query heads, dimension of a value, hidden size]."""
     inputs, why = g.query_heads * g.read_dim, "was not found"
     for layer in _candidates(model, g.index, NAMES[name]):
         if type(layer) not in (torch.nn.Linear, Conv1D) or is_traceable_wrapper_subclass(layer.weight.data):

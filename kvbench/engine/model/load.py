@@ -146,8 +146,8 @@ def refuse_kept(form: Form | None) -> None:
 def _in_its_form(config: Any, where: torch.device) -> tuple[Form | None, dict[str, Any]]:
     """Return the form in which the model's weights are quantised, and the arguments with which transformers loads them.
 
-    The form is None if they are not quantised. Raises SetupError if a package is missing, UserError for a form that
-    kvbench does not load.
+    The form is None for weights that are not quantised. Raises SetupError if a package is missing, UserError for a form
+    that kvbench does not load.
     """
     form = quantised.form_of(config.to_dict())
     if form is None:
@@ -195,9 +195,9 @@ def load_draft(target: LoadedModel) -> Callable[[str], LoadedModel]:
 
 
 def prepare(model: Any, tokenizer: Any) -> LoadedModel:
-    """Make a LoadedModel of a model in memory, and check the model.
+    """Check a model in memory, and return it as a LoadedModel.
 
-    Raises UserError when its architecture is not supported.
+    Raises UserError when the model's architecture is not supported.
     """
     parameter = next(model.parameters())
     if parameter.device.type == "cuda":
@@ -228,8 +228,8 @@ def prepare(model: Any, tokenizer: Any) -> LoadedModel:
 def limit_time_steps(model: Any) -> None:
     """Give state-space layers the limits of time steps that the model's configuration states.
 
-    transformers' Nemotron-H does not read them: its passes of several tokens raise every step to `time_step_min`, which
-    is a limit of the initial weights only, and its passes of one token do not (huggingface/transformers#48989).
+    transformers' Nemotron-H does not read these limits (huggingface/transformers#48989). Its passes of several tokens
+    raise every step to `time_step_min`, which should limit the initial weights only. Its passes of one token do not.
     """
     limits = getattr(model.config.get_text_config(), "time_step_limit", None)
     if limits is None:
@@ -242,8 +242,8 @@ def limit_time_steps(model: Any) -> None:
 def refuse_training(loaded: LoadedModel) -> None:
     """Raise UserError for a model that recipes do not support.
 
-    Recurrent layers are refused, because recipes run passes that begin in the middle of a text, without these layers'
-    state; latent attention is refused, because recipes make weights for separate KV heads.
+    Recurrent layers are refused, because recipes run passes that begin in the middle of a text, without the state of
+    these layers. Latent attention is refused, because recipes make weights for separate KV heads.
     """
     if any(g.latent for g in loaded.geometry):
         raise UserError(

@@ -54,8 +54,10 @@ def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _described(argument: Any) -> Any:
-    """Return the sizes of meta tensors, in lists too, and other arguments with their types. Raise TypeError for a
-    tensor with values."""
+    """Return a key for an argument: the size of a meta tensor, the keys of a list's items, else the type and value.
+
+    Raises TypeError for a tensor with values.
+    """
     if isinstance(argument, torch.Tensor):
         if not argument.is_meta:
             raise TypeError("only the sizes of meta tensors decide about the result")

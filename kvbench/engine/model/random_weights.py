@@ -22,8 +22,9 @@ from kvbench.eviction.learned import LearnedWeights
 def supply(method: Method, loaded: LoadedModel, scratch: Path) -> tuple[Method, LoadedModel]:
     """Return the method and the model, changed so that the method finds its weights or table.
 
-    If the file is missing, it is written with random numbers to a folder under `scratch`, where later calls find it.
-    A method whose option already has a path is not changed. Raises UserError for weights of unknown shapes.
+    If the model's folder has no such file, the function writes one with random numbers to a folder under `scratch`,
+    where later calls find it. A method whose option already has a path is not changed. Raises UserError for weights of
+    unknown shapes.
     """
     weights = method.weights()
     if weights is None or weights.path != "auto":

@@ -1,8 +1,8 @@
 """Weights and tables that methods need: one safetensors file, and beside it a JSON card that names their model.
 
-A file fits a model if the `FIELDS` of the model's configuration equal those in the card, and the fingerprints
-(`kvbench.engine.model.fingerprint`) of card and model are equal. Without a fingerprint in the card (imported weights)
-or in the model, only the fields count.
+A file fits a model if the card has the same `FIELDS` as the model's configuration and the same fingerprint
+(`kvbench.engine.model.fingerprint`) as the model. If the card (of imported weights) or the model has no fingerprint,
+only the fields count.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Base:
 def model_fields(config: Any) -> dict[str, Any]:
     """Return the `FIELDS` of a transformers configuration or a parsed ``config.json``, by name.
 
-    They are read from the part for the text model if the configuration has one. A missing field is None, except that a
-    missing number of KV heads or head dimension is derived from the number of query heads.
+    The fields are read from the configuration's part for the text model if there is one. A missing field is None, with
+    two exceptions: the number of KV heads and the head dimension are then derived from the number of query heads.
     """
     if hasattr(config, "get_text_config"):
         config = config.get_text_config()
@@ -180,7 +180,7 @@ def card_path(path: Path) -> Path:
 
 
 def _damage(data: bytes, error: SafetensorError) -> str:
-    """Return the end of the message "weights ... ": why the file's bytes `data` are no readable safetensors."""
+    """Return why the file's bytes `data` are no readable safetensors, as the end of the message "weights PATH ..."."""
     if data[:1] == b"\x80" or data[:4] == b"PK\x03\x04":  # torch.save's format before and since torch 1.6
         return "are a pickle, which kvbench does not open; save the tensors as safetensors."
     why = str(error).rpartition("deserializing: ")[2].partition(": ")[0]

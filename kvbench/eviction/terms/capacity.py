@@ -2,7 +2,8 @@
 
 TRIM-KV (arXiv 2512.03324) compares the entries of each layer and head with a budget of M; global retention (arXiv
 2605.09649) compares the entries of all L layers and Hk heads together with M L Hk. Both papers divide the excess at
-time t by t; the released code divides it by the largest possible excess, and averages over positive terms only.
+time t by the number of entries read until then. The released code divides the excess by the largest possible excess,
+and averages over positive terms only.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ def capacity_loss(
 ) -> torch.Tensor:
     """Return by how much the decayed entries exceed a budget, [b], between 0 and 1.
 
-    h heads share h M entries: over="head" means h = 1, over="model" h = L Hk. A_t is the sum of the decays of the h
-    heads' entries at time t (`occupancy`):
+    h heads share a budget of h M entries: over="head" means h = 1, over="model" means h = L Hk. A_t is the sum of the
+    decays of these heads' entries at time t (`occupancy`). `hinge` chooses the formula:
 
         released   mean over positive terms of  max(0, A_t - h M) / max(1, h t - h M)
         paper      mean over all terms of       max(0, A_t - h M) / (h t)

@@ -1,22 +1,24 @@
 """ForesightKV's scorer (arXiv 2602.03203): its features of an entry, and its small network per KV head.
 
-Features are the entry's key (post-RoPE), its value and, for each of the g query heads of its group, statistics of A,
-the attention that queries of this head paid to the entry (softmax over all entries):
+Features are the entry's key (post-RoPE), its value, and statistics of attention for each of the g query heads of its
+group. A is the attention that a query of such a head paid to the entry (softmax over all entries):
 
-    paper6       sums of A over the newest 8, 16 and 32 queries and over the chunk; cumulative; decayed cumulative
-    released8    max, min and sum of A over the chunk; the same sum three times more; cumulative; decayed cumulative
+    paper6       sums of A over the newest 8, 16 and 32 queries and over the chunk; cumulative sum; decayed sum
+    released8    max, min and sum of A over the chunk; the same sum three times more; cumulative sum; decayed sum
     attn         as paper6, without key and value: the ablation of the paper's Table 5
 
-"paper6" is the paper's list, "released8" the released code's. The code's sums over the newest 16, 8 and 32 queries
-slice the axis of query heads by mistake, so all three equal the sum over the chunk. Each feature is a block of g
-numbers.
+"paper6" is the paper's list, "released8" the released code's. The code means to sum over the newest 16, 8 and 32
+queries too. By mistake it slices the axis of query heads, so all three sums equal the sum over the chunk. Each
+statistic is a block of g numbers, one per query head.
 
-A chunk is the queries since the previous tick, or the whole prompt. Both cumulative sums begin with an entry's first
-chunk; the decayed sum is multiplied by 0.9 at every eviction.
+A chunk is the queries since the previous tick, or the whole prompt. The cumulative sum and the decayed sum begin with
+an entry's first chunk; the decayed sum is multiplied by 0.9 at every eviction.
 
     phi = w2 . gelu(x w1 + b1) + b2        one network per layer and KV head; large phi: evict
 
-Tensors: w1 [L, Hk, D, h], b1 [L, Hk, h], w2 [L, Hk, h], b2 [L, Hk], D = d + dv + 6 g or 8 g, or 6 g.
+Tensors: w1 [L, Hk, D, h], b1 [L, Hk, h], w2 [L, Hk, h], b2 [L, Hk], with L layers, Hk KV heads and h hidden units. D
+numbers enter the network: d + dv + 6 g (paper6), d + dv + 8 g (released8) or 6 g (attn), with d per key and dv per
+value.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ def scorer_input(
         view: must show the values (except for "attn") and the newest 32 queries (except for "released8").
         chunk: by name ("sum"; for "released8" also "max" and "min"), statistics of the attention in the newest chunk,
             each [b, Hk, g, N].
-        cumulative, decayed: [b, Hk, g, N], the two cumulative sums of the module, with the newest chunk.
+        cumulative, decayed: [b, Hk, g, N], the cumulative and the decayed sum, with the newest chunk.
     """
     total = chunk["sum"]
     if features == "released8":

@@ -83,7 +83,7 @@ def form_of(tensors: Mapping[str, torch.Tensor]) -> GateForm | None:
 
 
 def log_retention(new: NewTokens) -> torch.Tensor:
-    """Return the retention log beta that the gate in `new.weights` gives new tokens, [b, Hk, t] float32, at most 0."""
+    """Return log beta of new tokens, [b, Hk, t] float32, at most 0: the gate in `new.weights` computes it."""
     w, heads = new.weights, new.keys.shape[1]
     linear, silu = torch.nn.functional.linear, torch.nn.functional.silu
 

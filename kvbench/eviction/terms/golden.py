@@ -1,10 +1,11 @@
 """Golden eviction: the choices of an oracle that knows all later attention (ForesightKV, arXiv 2602.03203).
 
-The oracle uses A_ij, the attention of query i to entry j over a finished sequence with the full cache: softmax over the
-query's own token and all earlier tokens, never renormalised after an eviction. Block t holds the L queries from
-`first` + t L on; `first` is the position of the first token that the model reads after the cache was full:
+The oracle uses A_ij, the attention of query i to entry j over a finished sequence with the full cache. The softmax runs
+over the query's own token and all earlier tokens; evictions do not change it. Block t holds the L queries from position
+`first` + t L on. `first` is the position of the first token that the model reads after the cache was full. The
+attention of a block is
 
-    a[h, t, j] = mean over the g query heads of KV head h, and over the L queries of block t, of A_ij
+    a[h, t, j] = mean of A_ij over the g query heads of KV head h and over the L queries of block t
 
 (a shorter last block is divided by L too). At eviction t the cache holds the newest L tokens and C older entries,
 where C is the budget. Of these C entries, the oracle drops the L with the smallest

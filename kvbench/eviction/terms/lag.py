@@ -9,8 +9,8 @@ def unevenness(x: torch.Tensor, index: torch.Tensor, lag: int) -> torch.Tensor:
     """Return the score of each entry of all partitions but the last, [b, Hk, P - 1, lag] float32.
 
     Each channel is scaled so that its minimum and maximum in the next partition become 0 and 1; a channel that is
-    constant in the next partition becomes 0. The score is a softmax, over the entries of a partition, of the
-    standard deviation over an entry's channels. No partition follows the last one, so it gets no scores.
+    constant in the next partition becomes 0. An entry's score is the standard deviation over its channels, put through
+    a softmax over the entries of its partition. No partition follows the last one, so the last one gets no scores.
 
     x: keys or values [b, Hk, N, d]; index: [b, Hk, P lag], the indices of the entries of P partitions, `lag` entries
     each.

@@ -71,8 +71,8 @@ def policy_loss(
         r = exp(log_probs - before)
         divergence = mean of exp(d) - d - 1,  d = reference - log_probs
 
-    log_probs, before, reference: log-probabilities of the same choices under the policy in training, the policy that
-    made the choices, and the frozen reference policy. All tensors have the same shape.
+    A stands for `advantages`. log_probs, before, reference: log-probabilities of the same choices under the policy in
+    training, the policy that made the choices, and the frozen reference policy. All tensors have the same shape.
     """
     ratio = (log_probs - before).clamp(-MOST, MOST).exp()
     gain = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)

@@ -19,8 +19,8 @@ def count_before(score: torch.Tensor, rank: torch.Tensor, share: torch.Tensor | 
     """Return how many best entries of each head together score less than `share` of the head's total, [b, Hk] int64.
 
     From the best entry on, a head's scores are added up until their sum reaches `share` of the head's total. The entry
-    that reaches it is not counted. The count is 0 if no sum reaches it, as for a share above 1. score: [b, Hk, N], at
-    least 0; rank: from `ranks`.
+    that completes this sum is not counted. The count is 0 if no sum is large enough, as for a share above 1. score:
+    [b, Hk, N], at least 0; rank: from `ranks`.
     """
     best = torch.empty_like(score, dtype=torch.float64).scatter_(-1, rank, score.double()).cumsum(dim=-1)
     reached = best >= share * best[..., -1:]

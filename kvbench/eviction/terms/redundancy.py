@@ -37,7 +37,7 @@ def redundancy(
         spare: which of the similar keys in each row of the matrix of cosines is set to 0: the last or the first in
             `order`.
         column_zero: reproduce the released R-KV code: a row of the matrix without a similar key spares the first entry
-            in `order`, and if `spare` is "first" every row does.
+            in `order`. If `spare` is "first", every row spares this entry.
     """
     b, hk, n, _ = view.keys.shape
     heads = b * hk

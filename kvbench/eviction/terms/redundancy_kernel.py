@@ -1,9 +1,11 @@
 """The sums of `redundancy` on a GPU, by Triton kernels that never store the matrix of cosines.
 
-The matrix is symmetric, so the sum of a column is a product of one key with the sum of all keys. From it the kernels
-subtract the cosines that rows have spared. A row's program passes over all keys, computes their cosines in tiles, and
-remembers only the highest place of a similar key. Cosines come from the stored keys (products of 16-bit keys are exact
-in float32) and not from rounded unit vectors, because rounding would move keys across the threshold.
+The matrix is symmetric, so the sum of a column is a product of one key with the sum of all keys. The caller then
+subtracts the cosines that rows have spared. A Triton program computes the cosines of some rows in tiles, and remembers
+for each row only the highest place of a similar key.
+
+The kernels multiply the keys as they are stored: products of 16-bit keys are exact in float32. Unit vectors would be
+rounded, and rounding would move cosines across the threshold.
 """
 
 from __future__ import annotations
@@ -96,7 +98,8 @@ def _spare(  # type: ignore[no-untyped-def]
     HK: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, DOT: tl.constexpr,
     ONE: tl.constexpr,
 ):  # fmt: skip
-    """For some rows of the matrix of a head: store the sum of each row, the entry that it spares, and their cosine."""
+    """For some rows of the matrix of a head: store the sum of the row, the entry that the row spares, and its
+    cosine."""
     blocks = tl.cdiv(n, ROWS)
     head, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     first = K + head // HK * k_batch + head % HK * k_head

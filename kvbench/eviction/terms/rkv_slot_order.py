@@ -27,7 +27,7 @@ def slot_order(view: LayerView) -> torch.Tensor:
 
 
 def keep_in_score_order(view: LayerView, score: torch.Tensor, order: torch.Tensor, window: int) -> ScoreOut:
-    """Choose with ``torch.topk`` as many entries outside the window as fill the budget together with the window.
+    """Choose the best entries outside the window with ``torch.topk``, as many as the budget has room for.
 
     Return the ranks of the chosen entries as a column, and minus the ranks as scores. All other entries get rank NaN
     and score -inf.

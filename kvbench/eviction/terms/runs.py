@@ -1,6 +1,6 @@
 """Chunks of neighbouring tokens that stay or leave together: their ranks by mean score, and how many fit a budget.
 
-The position of an entry decides its chunk: chunk i holds the positions i length ... (i + 1) length - 1.
+The position of an entry decides its chunk: chunk i holds the positions from i * length to (i + 1) * length - 1.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ def run_ranks(
 ) -> torch.Tensor:
     """Return for each entry the rank of its chunk, [b, Hk, N] int64: 0 for the best chunk, the same in all heads.
 
-    A chunk's score is the mean over its entries in all heads, without those that the mask `must` marks; chunks with an
-    entry of `must` come before all others. Of chunks with equal scores the newer is better. Invalid entries get LAST.
-    length: tokens of a chunk; longest: a number above all positions.
+    A chunk's score is the mean over its entries in all heads, without the entries that the mask `must` marks. Chunks
+    with a marked entry come before all others. Of chunks with equal scores the newer is better. Invalid entries get
+    LAST. length: tokens of a chunk; longest: a number above all positions.
     """
     run = (positions.clamp(min=0) // length).flatten(1)
 

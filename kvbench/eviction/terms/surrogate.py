@@ -38,7 +38,7 @@ def surrogate_misfit(tensors: Mapping[str, torch.Tensor], model: Sizes) -> str:
 
 
 def log_worth(new: NewTokens) -> torch.Tensor:
-    """Return the logarithm of the worth of new tokens that the surrogate in `new.weights` predicts, [b, Hk, t]
+    """Return the logarithms of the worths that the surrogate in `new.weights` predicts for new tokens, [b, Hk, t]
     float32."""
     w, linear, x = new.weights, torch.nn.functional.linear, new.hidden.float()
     if "in.weight" in w:

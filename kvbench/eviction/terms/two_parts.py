@@ -48,13 +48,14 @@ delegate(PromptPart, tuple(n for n in (*DECLARATIONS, *_MORE) if n not in _OWN),
 
 @dataclass(frozen=True)
 class AnswerPart(Method):
-    """The part of `scope` that evicts the answer: it keeps the newest `recent` tokens and the answer's entries
-    to which the newest query attends most. If evicting the answer's other entries is not enough, entries of the prompt
-    are evicted too, the least attended first.
+    """The part of `scope` that evicts the answer.
+
+    It keeps the newest `recent` tokens and the answer's entries to which the newest query attends most. If evicting the
+    answer's other entries is not enough, entries of the prompt are evicted too, the least attended first.
 
     The answer may have as many entries as the prompt leaves free in the budget. If `grows` is true and the prompt was
-    evicted, it may have `recent` entries plus one per `delta` generated tokens, but never more than the prompt leaves
-    free. every: generated tokens between evictions; None: the run's interval.
+    evicted, a second limit holds too: `recent` entries plus one per `delta` generated tokens. every: generated tokens
+    between evictions; None: the run's interval.
     """
 
     share: float

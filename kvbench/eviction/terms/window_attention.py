@@ -2,8 +2,8 @@
 `LayerView.attend`, except `golden`, `expected-attention` and the presses of kvpress.
 
 All arithmetic is in float32. Absolute positions decide which keys a query sees, because the cache is not in text order
-and may have gaps. Invalid entries are ignored. Blocks of queries bound the scratch memory. Methods differ in
-the arguments `domain`, `order`, `reduce_g` and `reduce_q` of `window_attention`.
+and may have gaps. Invalid entries are ignored. Queries are processed in blocks, which bounds the scratch memory.
+Methods differ in the arguments `domain`, `order`, `reduce_g` and `reduce_q` of `window_attention`.
 """
 
 from __future__ import annotations

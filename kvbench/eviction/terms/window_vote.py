@@ -1,15 +1,15 @@
 """Base of rkv, snapkv-decode and gkv: at every eviction the newest tokens' queries vote for the older entries.
 
-The entries of the newest tokens (the window) always stay. A method may merge the vote with earlier votes by the global
-score of G-KV (arXiv 2512.00504, Eq. 3-5). The global score F_j of entry j merges its local score, which is the vote
-for the entry divided by the largest vote in its head, with F'_j, its global score at the previous eviction:
+The entries of the newest tokens (the window) always stay. A method may merge the vote with earlier votes, by the
+global score of G-KV (arXiv 2512.00504, Eq. 3-5). The local score of entry j is the vote for it, divided by the largest
+vote in its head. F'_j is the entry's global score at the previous eviction. The new global score F_j merges the two:
 
     max   F_j = max(alpha F'_j, local_j)
     mean  F_j = alpha F'_j + (1 - alpha) local_j
     sum   F_j = alpha F'_j + local_j
 
-and F_j = local_j for entries without F'_j: those of the previous eviction's window and all newer ones. F is stored for
-the entries outside the window, before it is pooled or combined with redundancy.
+For entries without F'_j, F_j is local_j: these entries were in the window at the previous eviction, or are newer. F is
+stored for the entries outside the window, before F is pooled or combined with redundancy.
 """
 
 from __future__ import annotations

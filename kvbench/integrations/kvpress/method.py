@@ -2,7 +2,7 @@
 
 At an eviction, a press is called once per sequence and layer, as kvpress calls it, with the entries in text order:
 
-    press.compression_ratio = 1 - C / N        (budget C, N entries)
+    press.compression_ratio = 1 - C / N        (budget C, N entries, Hk KV heads)
     score [1, Hk, N] = press.score(module, hidden states, keys, values, None, {"position_embeddings": (cos, sin)})
 
 `module` is the model's own attention module. The cosines and sines belong to the true positions of the hidden states.
@@ -68,7 +68,7 @@ class PressMethod(Method):
 
     @cached_property
     def scorer(self) -> Any:
-        """The kvpress object. An error that kvpress raises for its options passes unchanged."""
+        """kvpress's own object for this press. An error that kvpress raises for the options passes unchanged."""
         inner = None if self.inner is None else self.inner.scorer
         values = {n: inner if takes_press(self.press_class, n) else v for n, v in self.press_options.items()}
         return self.press_class(**values)
@@ -116,8 +116,9 @@ class PressMethod(Method):
         if not (self._facts.future and self.decode_bounded):
             return ()
         return (
-            "this press predicts attention from future positions. kvpress counts them from the number of hidden states "
-            f"that the press gets (while decoding at most {self._buffer}, option {BUFFER}), not from the true length.",
+            "this press predicts the attention of future tokens. kvpress derives their positions from the number of "
+            f"hidden states that the press gets (while decoding at most {self._buffer}, option {BUFFER}), not from the "
+            "true length.",
         )
 
     def score(self, view: LayerView) -> torch.Tensor:
@@ -180,8 +181,8 @@ def _taken(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
 
 
 def _newest(view: LayerView, row: int) -> tuple[Any, Any]:
-    """Return the stored hidden states [1, w, D] of a sequence's newest tokens, and RoPE's cosines and sines [1, w, d]
-    at their positions. Returns (None, None) if the method reads no hidden states."""
+    """Return the stored hidden states of a sequence's newest tokens, and RoPE's cosines and sines at the positions of
+    these tokens. Returns (None, None) if the method reads no hidden states."""
     if view.hidden is None or view.attention is None:
         return None, None
     seen = int(view.seen[row])

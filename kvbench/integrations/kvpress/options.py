@@ -31,7 +31,7 @@ def fields_of(press: type) -> list[tuple[str, Any, Any]]:
 
 def buffer_field(default: int) -> tuple[str, Any, Any]:
     """Return (name, type, field) of the option `buffer`: most hidden states that a press gets while decoding."""
-    help = "how many of the newest tokens' hidden states each layer stores while decoding, for the press to read"
+    help = "while decoding, each layer stores the hidden states of this many newest tokens, which the press reads"
     return BUFFER, int, option(default, help, low=1)
 
 

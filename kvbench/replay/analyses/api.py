@@ -89,7 +89,7 @@ class Moment:
     def due(self) -> bool:
         """Whether more tokens were read than the budget has entries; True without a budget.
 
-        It is the same for all methods at one budget.
+        The answer is the same for all methods at one budget.
         """
         return self.chosen.budget is None or self.seen > entries(self.chosen.budget, self.prompt)
 

@@ -1,8 +1,8 @@
 """Measures where in the sequence the kept tokens are: a histogram of their relative positions, by method and budget.
 
 The relative position of token p among s tokens read so far is p / s: 0 is the prompt's first token, 1 the newest. The
-histogram counts the kept entries of all layers and KV heads, whenever a block of the answer begins (after any eviction
-at this point) and at the end. It counts only after more tokens were read than fit into the budget. Per bin of
+histogram counts the kept entries of all layers and KV heads. It counts when a block of the answer begins, after any
+eviction at this point, and at the end; but only after more tokens were read than fit into the budget. Per bin of
 positions:
 
     density  the bin's share of all kept entries, divided by its share of all tokens read; 1: no preference for the bin

@@ -1,8 +1,9 @@
 """Finds the tokens whose loss rises most under eviction, by method.
 
-After ForesightKV (arXiv 2602.03203, Table 8). The rise of a token of an answer is its negative log-likelihood under
-eviction minus its negative log-likelihood with the full cache, or 0 if this is negative. The rises of all occurrences
-of a vocabulary token are added up. The table has, per method, the `MOST` vocabulary tokens with the largest sums:
+After ForesightKV (arXiv 2602.03203, Table 8). The loss of a token of an answer is its negative log-likelihood. The rise
+is the token's loss under eviction minus its loss with the full cache, or 0 if the difference is negative. The rises of
+all occurrences of a vocabulary token are added up. The table has, per method, the `MOST` vocabulary tokens with the
+largest sums:
 
     count      number of occurrences
     questions  number of questions whose answers have the token; questions of one cluster count as one

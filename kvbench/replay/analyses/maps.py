@@ -4,7 +4,7 @@ cache.
 After ForesightKV (arXiv 2602.03203, Figure 1). The answer is the first of the task; `--sample ID` names another
 question. Queries (tokens of the answer) and tokens (prompt and answer) are each cut into at most `SIDE` stretches of
 equal length. A square of the map is the attention that a stretch of queries pays to a stretch of tokens. It is summed
-over the tokens and averaged over the queries and over the query heads of a group, so the squares of a stretch of
+over the tokens, and averaged over the queries and over the query heads of a group. So the squares of a stretch of
 queries add up to 1. The table has all KV heads of the layers in which methods evict. The figure has up to `LAYERS` of
 these layers with up to `HEADS` KV heads each, evenly spread.
 """

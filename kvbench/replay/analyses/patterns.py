@@ -9,8 +9,8 @@ local.
     retrieval   the 4 far tokens with the most attention of each query, minus stripe: tokens that change with the query
     dispersed   the rest
 
-A head's kind is its largest share. `retrieval` is never negative, because the 4 best tokens of each query carry at
-least as much attention as 4 tokens that are the same for all queries.
+A head's kind is its largest share. `retrieval` is never negative: the 4 best far tokens of each query get at least as
+much of its attention as the 4 tokens of `stripe`.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Measures how long each KV head keeps attending to the same tokens, with the full cache.
 
-After Make Each Token Count (arXiv 2605.09649, Figure 2), which shows that heads forget tokens at different rates. Let
-W_a be the fewest tokens that carry 90% (`api.MASS`) of the attention of the query at position a in a KV head (a mean
-over the query heads of its group). For the queries at the positions a and a + h:
+After Make Each Token Count (arXiv 2605.09649, Figure 2), which shows that heads forget tokens at different rates. The
+attention of a query in a KV head is a mean over the query heads of its group. W_a are the fewest tokens that carry 90%
+(`api.MASS`) of the attention of the query at position a. For the queries at the positions a and a + h:
 
     persistence = |W_a and W_(a+h)| / |W_a|
     chance      = share of the tokens up to position a that are in W_(a+h): the persistence of a random set
 
 The distance h is 1, 2, 4, ... To bound memory, only `ANCHORS` queries of an answer, evenly spread, serve as earlier
-queries: at most ANCHORS x Hk x T flags per layer and trace (T: tokens).
+queries: at most ANCHORS x Hk x T flags per layer and trace (Hk: KV heads, T: tokens).
 """
 
 from __future__ import annotations

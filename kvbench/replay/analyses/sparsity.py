@@ -1,8 +1,9 @@
 """Measures how few entries get most of the attention, by layer and query head, with the full cache.
 
-For each query of the answer it counts the fewest entries that together carry 90, 95 and 99% of the query's attention.
-It also finds the share of visible entries whose weight is at least 1% of the query's largest weight (the threshold of
-H2O, arXiv 2306.14048, section 3.1). The results are means over queries, with standard errors over questions.
+For each query of the answer, the analysis counts the fewest entries that together carry 90, 95 and 99% of the query's
+attention. It also finds the share of entries with at least 1% of the query's largest weight, among the entries that the
+query sees. H2O uses this threshold (arXiv 2306.14048, section 3.1). The results are means over queries, with standard
+errors over questions.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Tally:
     def add(self, key: Key, traces: Sequence[int], **sums: torch.Tensor | float) -> None:
         """Add numbers to the sums of one key, for some traces. traces: indices into `Study.traces`.
 
-        sums: by the sum's name, what to add: a tensor with a number per trace, or the same number for every trace.
+        sums: what to add, by the sum's name: a tensor with one number per trace, or one number for every trace.
         """
         import numpy as np
 

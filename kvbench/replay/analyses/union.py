@@ -11,8 +11,9 @@ before the last. At share r, a window's best tokens are the r * N of these token
     size    share of the N tokens that are best tokens of at least one earlier window: the expected `union` if the last
             window's best tokens were a random choice
 
-A window before these two ranks only the tokens older than itself, and its best tokens are the share r of these tokens.
-Memory holds 2 Hk T numbers per layer and trace (T: tokens).
+A window before the last two ranks only the tokens older than itself. Its best tokens are the best share r of these.
+
+Memory holds 2 Hk T numbers per layer and trace (Hk: KV heads, T: tokens).
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@
     chosen.questions[0]["answers"][0]["output"]     # (text, note on what is cut off)
 
 A page holds at most MOST_QUESTIONS questions of a task, and at most MOST_BYTES of text; the first question is always
-shown. Questions with recorded decisions come first. Then comes, for each cell, a question on which the cell's score
-differs from the full cache's (the first cell's if the full cache was not run), then the questions whose scores differ
-most between cells. Ties are in order of ids. Of gated tasks a page shows ids and scores only.
+shown. Questions with recorded decisions come first. Then come questions on which cells score unlike the full cache, as
+far as possible one for every cell. If the full cache was not run, the table's first cell takes its place. Then come the
+questions whose scores differ most between cells. Ties are in order of ids. Of gated tasks a page shows ids and scores
+only.
 """
 
 from __future__ import annotations
@@ -92,9 +93,9 @@ def read(report: ScoreReport, tables: Sequence[Scored], recorded: set[tuple[str,
 def chosen(tables: Sequence[Scored], recorded: set[tuple[str, str]]) -> list[str]:
     """Return the questions of a task to show, at most MOST_QUESTIONS, in order. tables: all tables of the task.
 
-    Questions with recorded decisions come first. Then comes, for each cell, a question on which its score differs from
-    that of the first cell of its table, if there is such a question; the first cell is the full cache's if the full
-    cache was run. The other questions follow, those with the largest differences between cells first.
+    Questions with recorded decisions come first. Then come questions on which cells score unlike the first cell of
+    their table, as far as possible one for every cell. The first cell is the full cache's if the full cache was run.
+    The other questions follow, those with the largest differences between cells first.
     """
     spread: dict[str, float] = {}  # for each question the largest spread of its scores in any table
     unlike: dict[str, set[tuple[int, int]]] = {}  # by question: cells that differ from their table's first
@@ -115,8 +116,7 @@ def chosen(tables: Sequence[Scored], recorded: set[tuple[str, str]]) -> list[str
 
 
 def _by_question(scored: Scored) -> dict[str, dict[int, float]]:
-    """Return for each question the scores that the page shows, in a dictionary from a cell's place in the table (0 for
-    the first cell) to the cell's score."""
+    """Return for each question the scores that the page shows: {place of the cell in the table, from 0: score}."""
     found: dict[str, dict[int, float]] = {}
     for place, cell in enumerate(scored.shown.values()):
         for question, score in cell.items():

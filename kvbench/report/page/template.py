@@ -1,8 +1,8 @@
 """Renders a template of this folder as one HTML file that loads nothing.
 
-The content security policy of every page allows its own stylesheet, the one script whose hash it names, and pictures in
-`data:`. `_clean` hides secrets and escapes control characters in every text that the template inserts, and Jinja
-escapes the text for HTML.
+The content security policy of every page allows the page's own stylesheet, the one script whose hash the policy names,
+and pictures in `data:`. `_clean` hides secrets and escapes control characters in every text that the template inserts,
+and Jinja escapes the text for HTML.
 """
 
 from __future__ import annotations

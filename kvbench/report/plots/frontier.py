@@ -27,7 +27,8 @@ WIDE = 8  # the axis is logarithmic if the most bytes are at least this multiple
 
 
 def frontier_figures(points: Sequence[Point], methods: Sequence[str]) -> Iterator[Figure]:
-    """Yield the figure if at least two cells have bytes and a score. methods: as for `against_budgets`."""
+    """Yield the figure if at least two cells have bytes and a score. methods: all methods of the report, in the order
+    of their colours."""
     placed = [p for p in points if p["mean"] is not None and p["kv_bytes_peak"]]
     if len(placed) < 2:
         return

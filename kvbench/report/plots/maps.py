@@ -27,8 +27,8 @@ ABOUT = (
 
 
 def map_figures(report: ScoreReport, points: Sequence[Point]) -> Iterator[Figure]:
-    """Yield a map for each family with at least two subtasks, then a map for each task with at least two categories and
-    at least two lengths."""
+    """Yield a map for each family of tasks with at least two subtasks. Then yield a map for each task with at least two
+    categories that was run at two or more lengths."""
     yield from _subtasks(points)
     yield from _categories(report, points)
 

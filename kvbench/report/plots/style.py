@@ -2,8 +2,8 @@
 
 The colours follow Okabe and Ito's palette, which people with any colour vision can tell apart; on a dark ground they
 are lighter. The full cache has a colour of its own. If a report has more than seven methods besides the full cache,
-colours repeat, and dashes tell up to four methods of one colour apart. Up to eight methods, with the full cache, also
-differ in the shape of their points, so that a figure can be read in black and white.
+colours repeat, and dashes tell up to four methods of one colour apart. Up to eight methods, the full cache included,
+also differ in the shape of their points. A figure of so few methods can therefore be read in black and white.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def methods(names: Sequence[str], shown: Sequence[str]) -> dict[str, Any]:
 
 
 def dash(name: str, names: Sequence[str]) -> int:
-    """Return the pattern of a method's lines as an index in DASHES, the value of the field `dash`."""
+    """Return the pattern of a method's lines as an index in DASHES. The field `dash` of a point holds this index."""
     return max(0, _ordered(names).index(name) - 1) // (len(COLOURS["light"]) - 1) % len(DASHES)
 
 

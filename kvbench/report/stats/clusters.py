@@ -5,9 +5,9 @@ A mean over questions whose clusters are about equally large gets the bias-reduc
 McCaffrey 2002) with Satterthwaite's degrees of freedom. With one question per cluster, the standard error and the
 degrees of freedom are those of the ordinary t test.
 
-If one cluster has many more questions than the others, the residuals hardly show how much it adds to the error, and a t
-test does not hold its level. Such clusters are `lopsided`: tests flip the signs of whole clusters instead, and the
-standard error comes from two variance components, one between clusters and one within clusters.
+If one cluster has many more questions than the others, a t test does not hold its level. The residuals then hardly show
+how much the large cluster adds to the error. Such clusters are `lopsided`. For them, tests flip the signs of whole
+clusters, and the standard error comes from two variance components: one between clusters and one within clusters.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Clusters:
         if names is None:
             return cls(np.arange(questions), np.ones(questions))
         if len(names) != questions:
-            raise ValueError(f"{len(names)} cluster names for {questions} questions")
+            raise ValueError(f"there are {len(names)} cluster names for {questions} questions; give one per question")
         index: dict[object, int] = {}
         places = np.array([index.setdefault(name, len(index)) for name in names], dtype=np.intp)
         return cls(places, np.bincount(places, minlength=len(index)).astype(float))

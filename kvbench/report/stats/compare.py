@@ -89,8 +89,8 @@ def paired(
     Question i of `a` and of `b` must be the same question. `clusters`: for each question the name of its cluster.
     `level`: the level of the confidence interval. `permutations`: the largest number of sign patterns that the test by
     sign flips tries. p is 1 if the scores are identical, or if there are too few clusters for any test (`Paired.test`
-    is "none"). If all differences are equal, the t test says nothing, and `p` is the exact p of sign flips. If clusters
-    are lopsided, `p` and the interval also come from sign flips.
+    is "none"). If all differences are equal, the t test says nothing, and `p` is the exact p of sign flips. If a few
+    clusters are much larger than the others (`Clusters.lopsided`), `p` and the interval also come from sign flips.
     """
     if len(a) != len(b):
         raise ValueError(f"one method has {len(a)} questions and the other {len(b)}; they cannot be paired")

@@ -2,10 +2,10 @@
 
 Such a mean depends on a few questions with a right (or a wrong) answer. The mean's standard error is mostly too small,
 because the few questions drawn seldom include one of the rare answers that would raise it. The interval therefore
-assumes a Beta distribution with unknown a and b for the difficulty of questions, so that a question's number of right
-samples is beta-binomial. The ends of the interval are quantiles of the posterior of this distribution's mean. The prior
-of the mean is Beta(3/4, 3/4), which lies between Jeffreys' prior and a flat prior; the prior of the correlation 1 / (a
-+ b + 1) is flat on the logit. Both priors were chosen by simulated coverage (results/statistics).
+assumes that the difficulty of questions has a Beta distribution with unknown a and b. A question's number of right
+samples is then beta-binomial. The ends of the interval are quantiles of the posterior of the Beta distribution's mean.
+The prior of the mean is Beta(3/4, 3/4), which lies between Jeffreys' prior and a flat prior; the prior of the
+correlation 1 / (a + b + 1) is flat on the logit. Both priors were chosen by simulated coverage (results/statistics).
 """
 
 from __future__ import annotations

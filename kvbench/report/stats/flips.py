@@ -2,8 +2,8 @@
 
 If two methods are equal, a cluster's sum of differences is as likely to be negative as positive. The test counts how
 often random signs make the sum over all clusters at least as far from 0 as the observed sum. If there are at most
-`permutations` patterns of signs, the test tries all of them, else `permutations` random patterns from a seed. This test
-is the wild cluster bootstrap with Rademacher weights and the null hypothesis imposed.
+`permutations` patterns of signs, the test tries all of them, otherwise it tries `permutations` random patterns from a
+seed. This test is the wild cluster bootstrap with Rademacher weights and the null hypothesis imposed.
 """
 
 from __future__ import annotations
@@ -86,12 +86,13 @@ def limits(sums: Floats, sizes: Floats, signs: Floats, alpha: float) -> tuple[Fl
     `sums`: [clusters], the sum of the differences in each cluster; or [tables, clusters] for several tables with the
     same clusters. `sizes`: [clusters], the questions in each cluster. `signs`: from `patterns`.
 
-    The interval holds all true differences that the sign-flip test does not reject. The test does not reject the
-    difference mean + u while enough patterns of signs give a sum at least as far from 0 as the unflipped pattern does.
-    A pattern gives such a sum if |c - b u| >= Q u (for mean - u: |c + b u| >= Q u). Q is the number of questions, b the
-    sum of the clusters' sizes with the pattern's signs, and c the sum of the clusters' deviations from the mean with
-    these signs. The largest such u of each pattern has a closed form. The limit is the smallest value that at most a
-    share `alpha` of these u exceed; it is infinite if there are too few patterns.
+    The interval holds all true differences that the sign-flip test does not reject. The test does not reject a
+    difference if enough patterns give a sum at least as far from 0 as the unflipped pattern. For the difference mean +
+    u, the unflipped pattern's sum is Q u away from 0, where Q is the number of questions. Another pattern's sum is at
+    least as far away if |c - b u| >= Q u (for mean - u: |c + b u| >= Q u). Here b is the sum of the clusters' sizes
+    with the pattern's signs, and c the sum of the clusters' deviations from the mean with these signs. The largest such
+    u of each pattern has a closed form. The limit is the smallest value that at most a share `alpha` of these u exceed;
+    it is infinite if there are too few patterns.
     """
     import numpy as np
 

@@ -23,10 +23,13 @@ FEW_RIGHT = 10  # with fewer right (or wrong) answers, the spread is hardly know
 class Estimate:
     """A mean over questions with its uncertainty.
 
-    `rule` says how the confidence interval was made: "t"; "wilson" (on the effective number of questions); "beta" (few
-    right or few wrong answers); "rule of three" (all scores 0 or all 1, so the standard error of 0 says nothing);
-    "constant" (the standard error is 0, as for equal question means, but the scores are not all 0 or all 1; the
-    interval is the mean alone); "one question" (or one cluster; there is no interval).
+    rule: how the confidence interval was made.
+        "t": from the t distribution.
+        "wilson": by Wilson's formula, with the effective number of questions.
+        "beta": by `edge_interval`, for few right or few wrong answers.
+        "rule of three": all scores are 0 or all are 1, so the standard error of 0 says nothing.
+        "constant": other scores have a standard error of 0, as for equal question means; the interval is the mean.
+        "one question": there is one question or one cluster, and no interval.
     """
 
     mean: float

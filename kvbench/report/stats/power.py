@@ -5,8 +5,8 @@
     whole_questions_drop(30, alpha=0.05)               # for data without spread
 
 A test finds a true drop if the drop exceeds half the width of the test's confidence interval at `alpha`, plus the noise
-of the mean. A result is an estimate from one table; the mean of the results over many tables is the drop that is found
-with this power.
+of the mean. Each result is an estimate from one table; its mean over many tables is the drop that is found with this
+power.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ MOST_CORRECTION = 4.0  # largest correction in `tail_of`; data with about 8 clus
 def smallest_drop(
     se: float, df: float, *, power: float = POWER, alpha: float = 0.05, sides: int = 1, tail: float = 0.0
 ) -> float:
-    """Return the smallest true drop that a t test with standard error `se` and `df` degrees of freedom finds with the
-    given power, at level `alpha`, one-sided or two-sided (`sides`). NaN without spread.
+    """Return the smallest true drop that a t test finds with the given power; NaN without spread.
+
+    `se`, `df`: the standard error and its degrees of freedom. `alpha`: the level. `sides`: 1 for a one-sided test, 2
+    for a two-sided test.
 
     `tail`: how much more the standard error varies than that of normal data (`tail_of`).
     """
@@ -64,7 +66,8 @@ def tail_of(residuals: Floats, df: float) -> float:
 
     `residuals`: one per cluster. If a few of them hold most of the sum of squares, their fourth powers exceed those of
     normal data. Few clusters show only a part of a heavy tail, so the excess gets Fisher's correction of a sample's
-    kurtosis twice: with one correction the power is 75 to 80% for scores near 0 and 1, with two 77 to 83% (simulated).
+    kurtosis twice. In simulations with scores near 0 and 1, the power is 75 to 80% with one correction and 77 to 83%
+    with two.
     """
     squares = residuals**2
     total = float(squares.sum())
@@ -82,10 +85,10 @@ def flips_drop(
     if this test finds no drop.
 
     `clusters`: (sum of differences, number of questions) of each cluster. `alpha`: the level. `tail`: as in
-    `smallest_drop`. The drop is computed from half the width of the test's own interval, not from an estimate of how
-    similar the questions of a cluster are, which a few clusters hardly show. The calculation treats this half width as
-    that of a t interval over the same number of equal clusters. In simulations the drop is a nearly constant multiple
-    of the half width (1.43 at level 5% and power 80%), whatever the sizes of the clusters.
+    `smallest_drop`. The drop is computed from half the width of the test's own interval. The similarity of a cluster's
+    questions is not estimated, because a few clusters hardly show it. The calculation treats the half width as that of
+    a t interval over the same number of equal clusters. In simulations, clusters of any sizes give a drop of nearly the
+    same multiple of the half width: 1.43 at level 5% and power 80%.
     """
     import numpy as np
     from scipy.special import stdtrit
@@ -100,9 +103,9 @@ def flips_drop(
 
 
 def whole_questions_drop(clusters: int, *, power: float = POWER, alpha: float = 0.05) -> float:
-    """Return the smallest drop that a two-sided t test at level `alpha` finds with this power, as a share of questions
-    that turn from right to wrong. clusters: the number of questions, each a cluster of its own. NaN if the test rejects
-    for no number of changed questions from 1 to `clusters` - 1."""
+    """Return the smallest drop that a two-sided t test at level `alpha` finds with this power. The drop is a share of
+    questions that turn from right to wrong. clusters: the number of questions, each a cluster of its own. NaN if the
+    test rejects for no number of changed questions from 1 to `clusters` - 1."""
     from scipy.stats import beta
     from scipy.stats import t as student
 

@@ -8,10 +8,10 @@
 A one-sided test at level a is a two-sided test at level 2a. The test is therefore `paired`, which treats clusters, few
 questions and equal differences as in a report. Only the lower bound of a t test differs from a report's, by two
 corrections. One is for skewness (Hall 1992): if a drop is real, questions that are nearly always right hardly change
-and others fall far.
-Without the correction, the t bound would pass a drop as large as the margin in 6 to 8% of tables instead of 5%. The
-other is for continuity, which matters with one sample per question. Two stages with different seeds reject at level a
-together if each of them rejects at sqrt(a); `both` combines their two p-values into one.
+and others fall far. Without this correction, the t bound would pass a drop as large as the margin in 6 to 8% of tables
+instead of 5%. The other correction is for continuity, which matters with one sample per question. Two stages with
+different seeds reject at level a together if each of them rejects at sqrt(a); `both` combines their two p-values into
+one.
 """
 
 from __future__ import annotations

@@ -13,9 +13,12 @@ from kvbench.report.stats.compare import ALPHA, Paired
 class Judged:
     """The printed verdict of a comparison.
 
-    verdict: better, worse, tied (the confidence interval contains zero), unclear (the interval excludes zero, but the
-    adjusted p is above 5%), cannot tell (a tie that says nothing, see `judge`) or unknown (there are at most
-    five clusters, and with so few an exact test cannot reach 5%).
+    verdict: one of six texts.
+        better, worse: the adjusted p is at most 5%.
+        tied: the confidence interval contains zero.
+        unclear: the interval excludes zero, but the adjusted p is above 5%.
+        cannot tell: a tie that says nothing, see `judge`.
+        unknown: there are at most five clusters, and with so few an exact test cannot reach 5%.
 
     `smallest_drop`: the smallest true drop that gets the verdict `worse` with 80% power if no other comparison of the
     family has a drop. Holm's correction then tests this comparison two-sided at the strictest level, alpha / (number of

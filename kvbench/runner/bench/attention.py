@@ -76,8 +76,9 @@ def fastest(times: Sequence[AttentionTime]) -> Backend | None:
 
 
 def record(engine: Engine) -> list[Call]:
-    """Return the attention calls of the engine's next step, one per layer. The step that records them gets zeros as the
-    results of attention.
+    """Return the attention calls of the engine's next step, one per layer.
+
+    To record the calls, the function runs a step in which every result of attention is zero.
     """
     calls: list[Call] = []
 

@@ -38,8 +38,8 @@ class Preset:
 
     Attributes:
         paper: the paper's name in published.csv; what: the table's subject.
-        shapes: the shapes of the table's models, each with the model's name in published.csv; the first is measured
-            unless the user names another.
+        shapes: the shapes of the table's models, each with the model's name in published.csv. The first shape is
+            measured unless the user names another shape.
         systems: per method, its label in kvbench, its name in published.csv, and its budgets (none for the full cache).
         options: options of `kvbench bench`, as the user would type them.
         unknown: sentences on settings that the paper does not state, or that differ from ours.

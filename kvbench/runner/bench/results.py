@@ -34,8 +34,9 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """The speed of a system when "fresh" or "warm" (see `kvbench.runner.bench`), in tokens per second of CPU time; on
-    CUDA, of wall time.
+    """The speed of a system, either "fresh" or "warm" (see `kvbench.runner.bench`).
+
+    The unit is tokens per second of CPU time; on CUDA, of wall time.
 
     Attributes:
         rate: generated tokens per second, the median over the rounds. The time includes reading the prompts.
@@ -69,7 +70,7 @@ class Evictions:
 
     @property
     def each(self) -> float | None:
-        """Mean wall seconds in which all sequences are evicted once; None if nothing was evicted."""
+        """Mean wall seconds in which every sequence evicts entries once; None if nothing was evicted."""
         return self.seconds / self.count if self.count else None
 
 
@@ -92,7 +93,7 @@ class Measured:
         decoding: what computed the engine's decode steps, see `Engine.decoding`.
         attention: each backend's time for the attention of a decode step; empty on a CPU and for a baseline.
         fastest: the fastest backend, which the user can choose with --decode-attn. A run never chooses it by itself:
-            its answers would depend on which backend was faster at the moment.
+            the run's answers would depend on which backend was faster at the moment.
     """
 
     system: str
@@ -116,8 +117,9 @@ class Measured:
 
 
 def speed(timings: Sequence[Timing], stretch: int | None) -> Speed:
-    """Return the speed over several rounds. timings: one generation per round, all fresh or all warm. stretch: see
-    `Setting`.
+    """Return the speed over several rounds.
+
+    timings: one generation per round, all fresh or all warm. stretch: see `Setting`.
     """
     rates = [timing.rate for timing in timings]
     decoded = [timing.decode_rate for timing in timings if timing.decode_rate is not None]

@@ -1,5 +1,7 @@
-"""Measures all systems in rounds: each round measures one system after the other. Speeds and times are medians over
-rounds."""
+"""Measures all systems in rounds: each round measures one system after the other.
+
+Speeds and times are medians over rounds.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,9 @@ WARM_UP = 40  # tokens before the clock starts
 
 
 class NothingFits(NamedTuple):
-    """The result when not even one sequence fits into memory. cause: the first line of the allocator's message, or the
-    memory for which the plan found no room.
+    """The result when not even one sequence fits into memory.
+
+    cause: the first line of the allocator's message, or the size of the memory into which nothing fits by the plan.
     """
 
     cause: str
@@ -46,7 +49,7 @@ def bench(setting: Setting, note: Callable[[str], None] = lambda text: None) -> 
 
     note: receives the name of each measurement before it begins, and a line when fewer sequences are tried. Raises
     UserError, before the first measurement, for a baseline or a method that cannot run here. If a signal or an error
-    ends a round, that signal or error is raised after the figures of the systems that have been measured at this load.
+    ends a round, the function raises it only after the figures of the systems measured at this load.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # no thread pool before the forks: threads do not survive a fork
@@ -86,7 +89,7 @@ class Contest:
     def rows(self, load: Load) -> Iterator[Measured]:
         """Yield the figures of each system at one load. Each round measures once every system that fits into memory.
 
-        A signal or an error that ends a round is raised after the figures of the systems that have been measured.
+        If a signal or an error ends a round, the method raises it only after the figures of the measured systems.
         """
         done: dict[str, list[Pair] | NothingFits] = {s.name: self._by_plan(s, load) for s in self.systems}
         ended: BaseException | None = None

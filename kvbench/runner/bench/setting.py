@@ -36,8 +36,10 @@ def members(methods: Iterable[MethodChoice], budgets: Iterable[Budget]) -> tuple
 
 
 class Load(NamedTuple):
-    """The load under which every system is measured: tokens per prompt, tokens per answer, and how many sequences are
-    decoded side by side, one slot each (None: as many as fit into memory)."""
+    """The load under which every system is measured: tokens per prompt, tokens per answer, and number of sequences.
+
+    The sequences are decoded side by side, in one slot each. sequences: None for as many as fit into memory.
+    """
 
     prompt: int
     new_tokens: int
@@ -57,7 +59,7 @@ class Setting:
         repeats: timed rounds. threads: processor threads.
         decode_attn: the attention backend while a GPU decodes, as in a run.
         baselines: systems beside the methods, all with the full cache, by their names in `shapes.BASELINES`.
-        memory: bytes of the GPU for which the number of sequences is planned, as in a run; on a GPU, torch may not
+        memory: bytes of GPU memory with which the number of sequences is planned, as in a run. On a GPU, torch may not
             allocate more than this. None: the whole memory of the device.
     """
 
@@ -97,8 +99,10 @@ SEPARATED = 8  # tokens per separator (a comma) in random prompts; an arbitrary 
 
 
 class NoTokenizer:
-    """Stands in for a tokenizer. Methods that read additional text get one token per 4 characters; for methods that
-    look for separators, every eighth token id decodes to a comma.
+    """Stands in for the tokenizer of a model with random weights.
+
+    Methods that read additional text get one token per 4 characters. For methods that look for separators, every eighth
+    token id decodes to a comma.
     """
 
     all_special_ids = ()
@@ -110,8 +114,7 @@ class NoTokenizer:
         return self.vocabulary
 
     def __call__(self, text: str, **options: Any) -> dict[str, list[int]]:
-        """Return token ids below the vocabulary's size. options: a real tokenizer's options, which have no effect
-        here."""
+        """Return token ids below the vocabulary's size. options: a tokenizer's options, which have no effect here."""
         return {"input_ids": [5 + ord(text[at]) % (self.vocabulary - 10) for at in range(0, len(text), 4)]}
 
     def decode(self, ids: Any, **options: Any) -> str:

@@ -2,8 +2,8 @@
 
 A system continues every prompt of a batch and returns the times as a `Timing`. The baselines are transformers'
 `generate` with its growing cache, transformers' continuous batching (`generate_batch`), and vLLM where it is installed.
-The method `full` is the engine with its own full cache: all other methods differ from it only by their evictions and by
-what these need in other steps.
+The method `full` is the engine with its own full cache. Other methods differ from it only by their evictions, and by
+what their evictions need in other steps.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ class Coordinator:
         """Execute all jobs.
 
         Raises KVBenchError in these cases: a worker meets an error that every worker would meet; no worker starts;
-        `TRIES` workers were lost at the same rows; more than `TRIES` * N workers, where N is the executor's number of
-        workers, were lost without a new row in between; this machine does not see all rows that workers have saved.
+        `TRIES` workers were lost at the same rows; too many workers were lost one after the other without a new row
+        (more than `TRIES` times the executor's number of workers); this machine does not see all saved rows.
         """
         self._waiting = list(jobs)
         try:
@@ -140,9 +140,7 @@ class Coordinator:
     def _replace(self, worker: str, state: WorkerState, why: str) -> None:
         """Put the unfinished jobs of a lost worker back among the waiting jobs. `_start` replaces the worker if needed.
 
-        Raises SetupError if no worker starts, if `TRIES` workers were lost at the same rows, or if more than
-        `TRIES` * N workers, where N is the executor's number of workers, were lost without a new row on the disk in
-        between.
+        Raises SetupError if no worker starts or too many workers were lost, see `run`.
         """
         self.lost += 1
         known = self._rows_at_loss

@@ -95,15 +95,16 @@ class Executor(Protocol):
     ahead: int | None
 
     def start(self, worker: str) -> None:
-        """Start a worker of this name; it replaces a lost worker of the same name. Raises SetupError if it cannot be
-        started.
+        """Start a worker of this name; it replaces a lost worker of the same name.
+
+        Raises SetupError if the worker cannot be started.
         """
 
     def send(self, worker: str, jobs: Sequence[Job]) -> None:
         """Give a ready worker more jobs. If the worker has died, `events` yields or has yielded a `Lost` for it."""
 
     def release(self, worker: str) -> None:
-        """End a worker that gets no more jobs. Its GPU becomes free; `events` yields nothing more of it."""
+        """End a worker that gets no more jobs. Its GPU becomes free; `events` yields no more events of this worker."""
 
     def events(self, seconds: float) -> Iterator[Event]:
         """Yield the events of all workers. Waits up to this many seconds for the first event."""

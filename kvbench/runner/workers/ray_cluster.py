@@ -65,9 +65,9 @@ class Actor:
 class RayExecutor:
     """Workers in actors of a Ray cluster.
 
-    address: the cluster's address, as `ray.init` takes it; None: the address in RAY_ADDRESS or, without this variable,
-    a new cluster on this machine, which ends with the run. workers: how many; None: one per GPU that the cluster has
-    now or, if the run's device is no GPU, one per machine. gpus: reserve a GPU per worker. Raises SetupError if Ray
+    address: the cluster's address, as `ray.init` takes it. None: the address in RAY_ADDRESS; without this variable, a
+    new cluster on this machine, which ends with the run. workers: the number of workers. None: one per GPU that the
+    cluster has now; in a run without GPUs, one per machine. gpus: reserve a GPU per worker. Raises SetupError if Ray
     does not answer.
     """
 
@@ -137,8 +137,9 @@ class RayExecutor:
             yield replace(event, worker=worker)
 
     def stop(self, seconds: float) -> None:
-        """Let all actors end their workers at the same time; then end the actors and, if this run started Ray, end
-        Ray.
+        """Let all actors end their workers at the same time, then end the actors.
+
+        If this run started Ray, end Ray too.
         """
         with suppress(self._errors):
             ends = [actor.stop.remote(seconds) for actor in self._actors.values()]
@@ -168,8 +169,9 @@ class RayExecutor:
 
 
 def _connect(ray: Any, address: str, cpus: int) -> None:
-    """Connect to a cluster, or start one on this machine. cpus: the least number of CPUs to declare for a new
-    cluster.
+    """Connect to a cluster, or start one on this machine.
+
+    cpus: the least number of CPUs to declare for a new cluster.
     """
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address == OWN:

@@ -18,7 +18,7 @@ PAUSE = 1.0  # seconds between two readings of the journal
 class ReportedRows:
     """Counts the rows that workers have reported as saved, and waits until this machine sees them all.
 
-    A network disk may show rows late; tables that were made before then would lack them.
+    A network disk may show rows late. Tables that are made before it shows all rows would lack some.
     """
 
     def __init__(self, run_dir: Path, tail: JournalTail) -> None:

@@ -1,7 +1,8 @@
 """Workers in the jobs of a Slurm array, through submitit.
 
-Each Slurm job of the array receives one worker's share of the run's jobs when it is submitted, executes this share in a
-child process, and ends. Nothing is sent to a Slurm job afterwards; its rows in the run's journal show its progress.
+Each Slurm job of the array receives one worker's share of the run's jobs when it is submitted. It executes this share
+in a child process, and ends. Nothing is sent to a Slurm job after that; its rows in the run's journal show its
+progress.
 submitit keeps its calls, results and logs in a folder of the user's cache, because a results folder holds no code and
 no pickles.
 """
@@ -41,7 +42,7 @@ OF_SUBMITIT = {signal.SIGUSR1, signal.SIGUSR2}
 class Share:
     """One worker's share of the run's jobs: a callable that submitit stores in a file and calls in the Slurm job.
 
-    If Slurm requeues its job, the repeated call generates only the rows that are not saved yet.
+    If Slurm requeues the Slurm job, the repeated call generates only the rows that are not saved yet.
     """
 
     def __init__(self, order: Order, jobs: Sequence[Job]) -> None:
@@ -49,8 +50,9 @@ class Share:
         self._workers: LocalExecutor | None = None
 
     def __call__(self) -> list[Event]:
-        """Execute the jobs, and return the worker's events: a `Done` per finished job, warnings and, if the worker
-        ended early, a `Lost` or `Failed`.
+        """Execute the jobs, and return the worker's events.
+
+        The events are a `Done` per finished job, warnings and, if the worker ended early, a `Lost` or `Failed`.
         """
         saved = read_journal(Path(self._order.out) / self._order.name).done
         left = [job.without(saved) for job in self._jobs]
@@ -71,8 +73,9 @@ class Share:
             self._workers.stop(SAVING)
 
     def checkpoint(self) -> Any:
-        """Save the finished rows, and return what the requeued job is to call. submitit calls this method when Slurm is
-        about to end the job.
+        """Save the finished rows, and return what the requeued job is to call.
+
+        submitit calls this method when Slurm is about to end the job.
         """
         if self._workers is not None:
             self._workers.stop(SAVING)
@@ -99,8 +102,8 @@ def _until_done(workers: LocalExecutor, jobs: list[Job]) -> list[Event]:
 class _Running:
     """A submitted share of a worker.
 
-    done: for how many of its jobs the coordinator has received `Done`. ended: when it was first seen that the Slurm job
-    had ended or all rows were saved, but the result file was still missing; None: this was not seen yet.
+    done: for how many of the share's jobs the coordinator has received `Done`. ended: when the result file was first
+    missed, because the Slurm job had ended or all rows were saved; None: not yet.
     """
 
     jobs: list[Job]
@@ -195,9 +198,10 @@ class SlurmExecutor:
             yield from self._last_words(worker, running, events)
 
     def _ended(self, running: _Running, *, saved: bool) -> list[Event] | None:
-        """Return the events of a share that has ended; None if it has not ended. saved: whether all its rows are saved.
+        """Return the events of a share that has ended; None if the share has not ended.
 
-        A share whose rows are all saved may count as ended although Slurm has not reported the end of its job.
+        saved: whether all rows of the share are saved. If so, the share may count as ended although Slurm has not
+        reported the end of the Slurm job.
         """
         job = running.job
         if not job.done() and not saved:
@@ -224,8 +228,9 @@ class SlurmExecutor:
                 yield replace(event, worker=worker)
 
     def stop(self, seconds: float) -> None:
-        """Cancel the Slurm jobs; their workers save their rows first. Remove submitit's folder if all jobs were
-        done and no worker was lost.
+        """Cancel the Slurm jobs; their workers save their rows first.
+
+        Then remove submitit's folder, if all jobs were done and no worker was lost.
         """
         deadline = time.monotonic() + seconds
         self._cancel_all()

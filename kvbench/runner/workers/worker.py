@@ -25,8 +25,8 @@ class Worker:
     """Executes jobs of a run that a coordinator has opened.
 
     The worker's plan must agree with the run's record in model, data, prompts, methods and versions. Raises
-    KVBenchError if it does not, or if this machine does not see the run's folder; RuntimeError if the coordinator's
-    device is a GPU and this worker sees none.
+    KVBenchError if the plan does not agree, or if this machine does not see the run's folder. Raises RuntimeError if
+    the coordinator's device is a GPU and this worker sees no GPU.
     """
 
     def __init__(self, order: Order) -> None:
@@ -51,8 +51,10 @@ class Worker:
     def run(
         self, jobs: Iterable[Job], *, show: Callable[[Figures], None], say: Notice, ended: Callable[[int], object]
     ) -> None:
-        """Execute jobs. show: receives figures, a few times per second. say: receives warnings of one line. ended:
-        called after each job with the number of its rows that were saved.
+        """Execute jobs.
+
+        show: receives figures, a few times per second. say: receives warnings of one line. ended: called after each job
+        with the number of the job's rows that were saved.
         """
         with Journal(self._run_dir, rows_before=None) as journal:
             Runner(self._plan, show, say).run(self._loaded, journal, jobs, ended)

@@ -13,13 +13,17 @@ MAX_TOKENS = 2048  # most tokens of a reply unless a request sets a limit; the s
 
 
 class JudgeError(Exception):
-    """The judge gave no usable reply to one request. The exception's text becomes the row's note; it never holds a
-    key."""
+    """The judge gave no usable reply to one request.
+
+    The exception's text becomes the row's note; it never holds a key.
+    """
 
 
 class KeyRefused(SetupError):
-    """The judge's server refuses the API key (HTTP status 401 or 403). It would refuse every later request too, so the
-    run ends."""
+    """The judge's server refuses the API key (HTTP status 401 or 403).
+
+    The server would refuse every later request too, so the run ends.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
-"""Ask a judge until its reply can be parsed. An answer that no judge rated, because no judge is set or no reply could
-be parsed, gets a score without a value."""
+"""Ask a judge until its reply can be parsed.
+
+If no judge is set, or no reply can be parsed, the answer gets a score without a value.
+"""
 
 from __future__ import annotations
 

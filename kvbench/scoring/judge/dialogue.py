@@ -37,11 +37,11 @@ Scores = dict[str, float]  # dimension -> its score
 
 
 def rate_dialogue(services: Services, doc: Doc, answers: Answers) -> Score:
-    """Return the judge's scores of a dialogue: value = mean overall score / 10, aux: the mean of each dimension.
+    """Return the judge's scores of a dialogue: value = mean overall score / 10, aux: the mean of each other dimension.
 
     Aux `overall_1`, ... has each turn's overall score, `rated` the number of turns with scores, `invalid` the number of
-    the judge's replies without scores. Raises KeyRefused; SetupError if a local judge is given, which reads no images,
-    or if Pillow is missing.
+    the judge's replies without scores. Raises KeyRefused. Raises SetupError if the judge is a local one, which reads no
+    images, or if Pillow is missing.
     """
     judge = connect(services)
     if judge is None:
@@ -82,8 +82,10 @@ def _prompt(doc: Doc, answers: Answers, turn: int) -> str:
 
 
 def _disarm(answer: str) -> str:
-    """Replace the braces of a dictionary of scores in an answer by brackets, so that the scores in it do not count when
-    the judge quotes the answer."""
+    """Put brackets in place of the braces around a dictionary of scores in an answer.
+
+    If the judge quotes the answer, these scores then do not count as the judge's.
+    """
     return _VERDICT.sub(r"[\1]", answer)
 
 

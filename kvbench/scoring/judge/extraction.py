@@ -12,10 +12,10 @@ FILE = BUNDLED / "mathvista" / "extract_answer.txt"
 
 
 def extract(services: Services, query: str, response: str) -> Asked[str] | Score:
-    """Return the answer that the judge finds in a model's `response` to a `query`. If no judge is set, or the judge
-    fails or gives only empty replies, return a score without a value instead.
+    """Return the answer that the judge finds in a model's `response` to a `query`.
 
-    Raises KeyRefused; SetupError if a local judge cannot be used.
+    If no judge is set, the judge fails, or all its replies are empty, return a score without a value instead. Raises
+    KeyRefused, and SetupError if a local judge cannot be used.
     """
     judge = connect(services)
     if judge is None:

@@ -71,8 +71,10 @@ def _both_orders(judge: Judge, doc: Doc, answers: Answers, baseline: Answers, tu
 
 
 def _preferred(ours: Literal["A", "B"]) -> Callable[[str], float | None]:
-    """Return a function that turns a judge's reply into our outcome: 1 (win), 0.5 (tie) or 0 (loss). ours: the letter
-    under which the judge saw our answer, not the baseline's."""
+    """Return a function that turns a judge's reply into our outcome: 1 (win), 0.5 (tie) or 0 (loss).
+
+    ours: the letter under which the judge saw our answer, not the baseline's.
+    """
     outcomes = {"A": float(ours == "A"), "B": float(ours == "B"), "tie": 0.5}
     return lambda text: outcomes.get(parse.verdict(text))
 

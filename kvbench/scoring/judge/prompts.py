@@ -36,10 +36,10 @@ def pair(doc: Doc, answers_a: Answers, answers_b: Answers, turn: int) -> tuple[s
 
 
 def disarm(answer: str) -> str:
-    """Put blanks into every mark such as ``[[10]]`` or ``[[A]]`` of an answer, so that it is no verdict when the judge
-    quotes it.
+    """Put blanks into every mark such as ``[[10]]`` or ``[[A]]`` of an answer.
 
-    Marks with single brackets, such as ``[10]``, stay; they count only in a reply without ``[[x]]``.
+    If the judge quotes the answer, such a mark is then no verdict. Marks with single brackets, such as ``[10]``, stay
+    as they are; they count only in a reply without ``[[x]]``.
     """
     return _MARK.sub(r"[[ \1 ]]", answer)
 

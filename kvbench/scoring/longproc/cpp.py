@@ -1,7 +1,7 @@
 """Run a C++ program on the tests of a problem of SPoC (Kulal et al. 2019), as LongProc's `spoc_evaluator.py` does.
 
-The compiler runs outside the sandbox, under limits of its own, since it does not run the program; the binary
-runs in a box (`kvbench.scoring.sandbox`) only. The binary is linked statically, because a box has no libraries for it.
+The compiler runs outside the sandbox, under limits of its own, since it does not run the program. Only the binary
+runs in a box (`kvbench.scoring.sandbox`). The binary is linked statically, because a box has no libraries for it.
 A program passes a test if it keeps the limits and prints exactly the expected bytes, whatever its exit code.
 """
 
@@ -37,8 +37,11 @@ Test = tuple[Sequence[str], Sequence[str]]  # lines of standard input, lines of 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of a program's tests. verdict: pass, wrong_answer, time_limit, output_limit or compile_error.
-    failed_test: the index of the first failed test, from 0; -1 if no test failed or none was run."""
+    """The result of a program's tests.
+
+    verdict: pass, wrong_answer, time_limit, output_limit or compile_error. failed_test: the index of the first failed
+    test, from 0; -1 if no test failed or none was run.
+    """
 
     verdict: str
     failed_test: int = -1
@@ -59,8 +62,10 @@ def extract(text: str) -> str | None:
 
 
 def grade(program: str, tests: Sequence[Test], sandbox: Sandbox) -> Verdict:
-    """Run a program on at most `TESTS` of its tests, up to the first that fails. Raises SetupError if the compiler does
-    not work here, BoxError if no binary can run in the sandbox."""
+    """Run a program on at most `TESTS` of its tests, up to the first that fails.
+
+    Raises SetupError if the compiler does not work here, BoxError if no binary can run in the sandbox.
+    """
     _check(sandbox)
     binary = compiled(program)
     if binary is None:

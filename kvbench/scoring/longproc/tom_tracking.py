@@ -18,8 +18,8 @@ def score_trace(text: str, reference: str) -> dict[str, float]:
     """Score the lines of an output that begin with a hyphen; the scorer is LongProc's `eval_tom_tracking`.
 
     As in `eval_tom_tracking`, an indented line counts only if it is the first line with a hyphen, and extraction_rate
-    is 1 even for a text without a line with a hyphen. reference: the right trace. The partial score is the share of
-    its lines that the output repeats before the output's first wrong line.
+    is always 1. reference: the right trace. The partial score is the share of the lines of the right trace that the
+    output repeats before its first wrong line.
     """
     steps, wanted = _steps(text), _steps(reference)
     if steps == wanted:

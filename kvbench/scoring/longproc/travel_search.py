@@ -98,9 +98,11 @@ class Search:
         return [Visit(city, day, day + days - 1, days) for city, days in free]
 
     def _fits(self, visit: Visit, plan: tuple[Visit, ...], depth: int) -> bool:
-        """Return whether a visit fits after a plan: there is a direct flight from the last city of the plan, and the
-        visit ends at the latest on the first day of the next fixed visit. Adds the check to the lines of the search,
-        indented by `depth`."""
+        """Return whether a visit fits after a plan. Add the check to the lines of the search, indented by `depth`.
+
+        A visit fits on two conditions: there is a direct flight from the last city of the plan, and the visit does not
+        end later than the next fixed visit begins.
+        """
         city, day = visit.city, visit.first
         self._say(
             depth,

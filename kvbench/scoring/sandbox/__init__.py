@@ -1,5 +1,6 @@
-"""Run model-written programs in isolation: each tier (module `tiers`) is one way to isolate them, except the tier none.
-`selection` picks the strongest tier that works on this machine.
+"""Run model-written programs in isolation. A tier (module `tiers`) is one way to isolate them; tier none does not.
+
+The module `selection` picks the strongest tier that works on this machine.
 
 A box is a group of isolated processes: a driver and the programs that it starts. The module `box` controls it from
 outside.

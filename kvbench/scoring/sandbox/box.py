@@ -3,9 +3,9 @@
 `Box.load` sends a harness (`kvbench.scoring.sandbox.inside`) and a program. Then `run` runs the program once in a new
 process, or `open` starts the program in a process that answers requests (`ask`).
 
-A request to the driver has a kind, a wall-clock limit in ms, a CPU limit in seconds, an output limit in bytes, a
-length, then that many bytes of data; for the kinds see `kvbench.scoring.sandbox.inside.driver`. A reply has a state,
-the exit code, wall-clock time, peak memory, and three byte strings: the answer, standard output and standard error. The
+A request to the driver consists of these parts: kind, wall-clock limit in ms, CPU limit in seconds, output limit in
+bytes, length of the data, data. For the kinds see `kvbench.scoring.sandbox.inside.driver`. A reply has a state, the
+exit code, wall-clock time, peak memory, and three byte strings: the answer, standard output and standard error. The
 strings' lengths are checked before the strings are read. The program's output stays bytes until the caller decodes it.
 Expected outputs never enter a box.
 """
@@ -98,20 +98,26 @@ class Box:
             raise
 
     def load(self, harness: str, program: str, options: Mapping[str, Any] | None = None) -> None:
-        """Send the driver the harness and the program for the runs that follow. options: the argument of the harness's
-        function `setup`."""
+        """Send the driver the harness and the program for the runs that follow.
+
+        options: the argument of the harness's function `setup`.
+        """
         code = inside.sent(harness, "harness.py", self.tier.same_python)
         message = {"harness": code, "program": program, "options": dict(options or {})}
         self._talk(b"L", json.dumps(message).encode(), START_SECONDS)
 
     def run(self, stdin: bytes = b"", *, seconds: float, output: int | None = None) -> Outcome:
-        """Run the program once, to its end. seconds: limit of wall-clock time. The program may print `output` or
-        `Limits.output` bytes, whichever is more."""
+        """Run the program once, to its end. seconds: limit of wall-clock time.
+
+        The program may print `output` or `Limits.output` bytes, whichever is more.
+        """
         return self._talk(b"N", stdin, seconds, cpu=math.ceil(seconds) + 1, output=output)
 
     def open(self, *, seconds: float, total: float, output: int | None = None) -> Outcome:
-        """Start the program in a process that answers requests (`ask`). seconds: limit of wall-clock time for the
-        start. total: limit of processor time of the process, in seconds."""
+        """Start the program in a process that answers requests (`ask`).
+
+        seconds: limit of wall-clock time for the start. total: limit of processor time of the process, in seconds.
+        """
         return self._talk(b"O", b"", seconds, cpu=math.ceil(total) + 1, output=output)
 
     def ask(self, question: bytes, *, seconds: float, output: int | None = None) -> Outcome:
@@ -198,8 +204,10 @@ class Box:
 
 @contextlib.contextmanager
 def _stack(size: int) -> Iterator[None]:
-    """Set the stack limit, in bytes, while the block starts a process: the kernel fixes the stack's place at the
-    start."""
+    """Set the stack limit, in bytes, while the block starts a process.
+
+    The limit must be set before, because the kernel fixes the stack's place when the process starts.
+    """
     with _stack_lock:
         soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
         wanted = size if hard == resource.RLIM_INFINITY else min(size, hard)

@@ -1,7 +1,7 @@
-"""Escapes: small programs that try to leave a box. Most print a line for every forbidden act that succeeds; the box
-must end the other programs.
+"""Escapes: small programs that try to leave a box.
 
-A box counts as isolating if every escape passes its check. Escapes are part of kvbench, so their output can be trusted;
+Most escapes print a line for every forbidden act that succeeds; the box must end the other escapes. A box counts as
+isolating if every escape passes its check. Escapes are part of kvbench, so their output can be trusted.
 ``kvbench audit --sandbox`` runs hostile programs.
 """
 

@@ -1,5 +1,7 @@
 """A lockdown as data: the arguments that start a box, and the steps by which a program's process gives up its rights.
-Tests omit one part at a time and check that the self-test notices it."""
+
+Tests omit one part at a time and check that the self-test notices it.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ class Plan:
     def without(self, part: str) -> Plan:
         """Return this lockdown without the part of this name.
 
-        The part "seccomp fork" is the refusal of a family of system calls; without it, the filter allows the family.
+        A part such as "seccomp fork" refuses a family of system calls. Without that part, the filter allows the family.
         """
         if part.startswith("seccomp "):
             return dataclasses.replace(self, opened=self.opened | {part.removeprefix("seccomp ")})
@@ -83,11 +85,10 @@ def limits(of: Limits, threads: int | None) -> list[Step]:
 
 
 def drop_root(shown: list[str]) -> list[Step]:
-    """Return the step that drops root to a random uid that no user normally has, because RLIMIT_NPROC does not bind
-    root; [] for other users.
+    """Return the step that drops root to a random uid that no user normally has; [] if kvbench does not run as root.
 
-    shown: paths that the program must read. If other users cannot read them, the process keeps the capability to read
-    all files.
+    Root is dropped because RLIMIT_NPROC does not bind root. shown: paths that the program must read. If other users
+    cannot read these paths, the process keeps the capability to read all files.
     """
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         return []

@@ -1,9 +1,9 @@
 """The system-call filter of a locked program, as bytes for ``prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ...)``.
 
-The filter is an allow-list. Of the calls that it does not allow, clone3, openat2 and calls newer than kvbench's table
-of calls fail with ENOSYS, and all others fail with EPERM. Calls by another convention (i386, x32) end the process.
-`RULES` allow a call only with some arguments: threads but no processes, signals to the program itself, socket pairs but
-no sockets. The driver writes the program's process id at `pid_offsets`.
+The filter is an allow-list. A call that it does not allow fails with EPERM. Exceptions: clone3, openat2 and calls newer
+than kvbench's table of calls fail with ENOSYS; calls by another convention (i386, x32) end the process. `RULES` allow a
+call only with some arguments: threads but no processes, signals to the program itself, socket pairs but no sockets.
+The lockdown writes the program's process id at `pid_offsets`.
 
 The filter is classic BPF, assembled here (``linux/filter.h``, ``linux/seccomp.h``), because libraries for it are C
 extensions and the sandbox needs only the standard library.
@@ -64,8 +64,10 @@ _REFUSE, _PASS = _end(_ERRNO | _EPERM), _end(_ALLOW)
 
 
 def _one_of(argument: int, values: Iterable[int]) -> list[_Instruction]:
-    """Return instructions that allow a call if the low 32 bits of an argument are in `values`. In these calls the
-    kernel ignores the high 32 bits. argument: the argument's index."""
+    """Return instructions that allow a call if the low 32 bits of an argument are in `values`.
+
+    In these calls the kernel ignores the high 32 bits. argument: the argument's index.
+    """
     tests = [step for value in values for step in ((_JEQ, 0, 1, value), _PASS)]
     return [_low(argument), *tests, _REFUSE]
 
@@ -97,8 +99,10 @@ RULES: dict[str, Callable[[], list[_Instruction]]] = {
 
 
 def build(machine: str, opened: Collection[str] = ()) -> Filter:
-    """Return the filter for a machine (a key of `AUDIT_ARCH`). opened: families of calls to allow too:
-    `exec` for binaries, others only in tests."""
+    """Return the filter for a machine (a key of `AUDIT_ARCH`).
+
+    opened: families of calls that the filter allows too: `exec` for binaries, other families only in tests.
+    """
     numbers = NUMBERS[machine]
     free = {*ALLOWED, *(name for family in opened if family != FOREIGN for name in FAMILIES[family])}
     code: list[_Instruction] = []

@@ -19,8 +19,10 @@ from kvbench.scoring.sandbox.tiers import TIERS, Tier, Unsafe
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """A tier (a way to isolate programs) that passed its self-test, with the test's digest; or the tier "none" with
-    digest ""."""
+    """A tier (a way to isolate programs) that passed its self-test, with the test's digest.
+
+    It may also be the tier "none", with digest "".
+    """
 
     tier: Tier
     digest: str
@@ -66,8 +68,10 @@ _kept = _Kept()
 
 @functools.cache
 def choose(unsafe: bool = False) -> Sandbox:
-    """Return the strongest tier that works. If none does, return tier "none" if `unsafe` is True and the system allows
-    it, else raise SetupError."""
+    """Return the strongest tier that works.
+
+    unsafe: if no tier works, return the tier "none", if it can run on this system. Otherwise raises SetupError.
+    """
     refused = []
     for kind in TIERS:
         tier = kind()

@@ -151,8 +151,9 @@ def _state(outcome: Outcome, tier: Tier, limits: Limits) -> list[str]:
 def _rights(state: dict[str, Any], tier: Tier) -> list[str]:
     """Return problems with a program's user and capabilities.
 
-    Its user must never be root and, if kvbench runs as root, must be one of the uids that `plan.drop_root` chooses from
-    (not checked in a container). It may have no capability except the one to read all files.
+    The program's user must not be root. If kvbench runs as root, the user must be one of the uids that `plan.drop_root`
+    chooses from; in a container this is not checked. The program may have no capability except the one to read all
+    files.
     """
     users, problems = set(state["users"]), []
     if os.geteuid() == 0 and tier.name != "container":

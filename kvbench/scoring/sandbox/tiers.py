@@ -36,8 +36,10 @@ _PROBE_SECONDS = 10.0  # for a container service to answer
 
 
 class Tier(ABC):
-    """One way to isolate programs: it gives the command that starts a box and the lockdown of a program in the box,
-    that is the steps by which the program's process gives up its rights."""
+    """One way to isolate programs: it gives the command that starts a box, and the lockdown of a program in the box.
+
+    The lockdown consists of the steps by which the program's process gives up its rights.
+    """
 
     name: ClassVar[str]  # the value of the row column `sandbox_tier`
     shared: ClassVar[bool] = False  # one box serves many programs, because it starts slowly
@@ -165,8 +167,10 @@ class Landlock(Tier):
 
 
 class Container(Tier):
-    """Tier container. It runs the official image of this Python version, which must exist locally, because scoring
-    downloads nothing."""
+    """Tier container. It runs the official image of this Python version.
+
+    The image must exist locally, because scoring downloads nothing.
+    """
 
     name, shared, same_python, namespaces = "container", True, False, True
     image: ClassVar[str] = f"python:{sys.version_info[0]}.{sys.version_info[1]}-slim"
@@ -178,8 +182,10 @@ class Container(Tier):
 
     @functools.cached_property
     def _engine(self) -> tuple[str, str]:
-        """Return the path of the first of docker and podman that has the image, and ""; if neither has it, return
-        "docker" and the reason."""
+        """Return the path of docker or podman, whichever has the image, and "".
+
+        If both have it, the result is docker's path. If neither has it, return "docker" and the reason.
+        """
         reasons = []
         for name in ("docker", "podman"):
             if engine := shutil.which(name):

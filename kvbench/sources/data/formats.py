@@ -1,9 +1,9 @@
 """Reads the rows of data files: JSON lines, a JSON list, or CSV, plain or in a zip archive; `read_rows` reads parquet,
 too. Only a few rows are in memory at a time.
 
-A file whose name ends in ``.csv`` is a table whose first line names the columns, a file whose first character is ``[``
-is a JSON list, any other file is JSON lines. Every row is an object. Infinite numbers and NaN in JSON, and text
-that is not UTF-8, are errors. A byte-order mark, CRLF and blank lines are accepted.
+A file whose name ends in ``.csv`` is a table whose first line names the columns. A file whose first character is ``[``
+is a JSON list. Any other file is JSON lines. Every row is an object. Infinite numbers and NaN in JSON, and text that is
+not UTF-8, are errors. A byte-order mark, CRLF and blank lines are accepted.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ class _Hashing(io.RawIOBase):
 def read_jsonl(file: Path, label: str, *, problems: list[str] | None = None) -> Iterator[tuple[int, Row]]:
     """Yield (line number, object) for each non-blank line of a JSON-lines file of at most `FILE_LIMIT` bytes.
 
-    `label` is the file's name in messages. Raises UserError if the file is not a regular file, is too large or not
-    UTF-8, or has a line that is not a JSON object. If `problems` is given, such lines raise no error: each is skipped
-    and a message on it is appended to `problems`.
+    `label` is the file's name in messages. Raises UserError if the file is not a regular file, is too large or is not
+    UTF-8. A line that is not a JSON object also raises UserError. If `problems` is given, such a line is skipped
+    instead, and a message on it is appended to `problems`.
     """
     name = bare(label)
     check_plain(file, name, FILE_LIMIT)

@@ -64,8 +64,8 @@ def raw_names(manifest: Manifest) -> tuple[str, ...]:
 def in_folder(folder: Path, manifest: Manifest, source: Source) -> Place | None:
     """Find a task's data in a data folder; None if the folder has none.
 
-    The function looks for a file at the manifest's `path` in any form, then for raw files beside it, then for a sample
-    of the data.
+    The function first looks for a file at the manifest's `path`, in any form of `FORMS`. Then it looks for raw files
+    beside this path, then for a sample of the data.
     """
     path = folder / manifest.path
     for file in (path, *(path.with_suffix(form) for form in FORMS)):

@@ -13,8 +13,8 @@ from kvbench.task import Manifest
 
 
 class DataMissing(SetupError):
-    """The user's data folder lacks a task's data; or, without such a folder, the data are not on this machine and
-    kvbench cannot or may not download them.
+    """The error for data of a task that are missing. Either the user's data folder lacks them, or the user gave no
+    folder and kvbench cannot or may not download them.
 
     where: the reason in words, such as "--data has no data" or "the hub is unreachable". folder: the user's data folder
     that lacks the data; None: the user gave no folder.

@@ -22,7 +22,7 @@ BUNDLED = Path(__file__).parents[2] / "bundled"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataUsed:
-    """Where a task's data came from, and which they are.
+    """Where a task's data came from, and what identifies them.
 
     `mismatch`: how the data differ from the manifest; "" if they do not. `sample`: whether a sample replaced the data.
     `also`: further data that the same task read.

@@ -1,9 +1,9 @@
 """Count the tokens of texts, and store the counts on disk for later runs.
 
-Most of the time to make a set of prompts goes into counting tokens: seconds at 4K, many minutes at 128K. The file holds
-a count per hash of a text, not the texts (gigabytes, copyrighted). A count depends on the text and the tokenizer only,
-and the file's path holds the tokenizer's hash, so the counts stay valid when the generator, the seed or the number of
-prompts changes. A lost or damaged file only costs time.
+Making a set of prompts takes seconds at 4K tokens and many minutes at 128K, mostly for counting tokens. The file holds
+a count per hash of a text. It does not hold the texts, which are large and copyrighted. Each tokenizer has files of its
+own, so the counts stay valid when the generator, the seed or the number of prompts changes. A lost or damaged file only
+costs time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvbench.sources.data.cache import folder, keeping
 
 
 class TokenCounts:
-    """Counts the tokens of texts, each text once. It is used in a ``with`` block.
+    """Counts the tokens of texts, each text once. Use it in a ``with`` block.
 
     file: holds the counts of earlier runs, and gets the new counts at the end of the block; None: store no counts.
     """

@@ -1,8 +1,8 @@
 """How many tokens a task's prompts may have, and the search for the largest haystack that fits.
 
-NVIDIA's generators search the size of the haystack (sentences, words, documents) once, by bisection on real draws, and
-then shrink it for each prompt that turns out too long. If even the smallest size is too long, they loop for ever;
-kvbench raises UserError.
+The search works as in NVIDIA's generators. First, a bisection on real draws finds the size of the haystack, in
+sentences, words or documents. Then each prompt that turns out too long gets a smaller haystack. If even the smallest
+haystack is too large, NVIDIA's generators loop for ever; kvbench raises UserError.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ class Room:
     def size(self, draw: Callable[[int], Filled], step: int, *, extra: int = 0) -> int:
         """Return the largest haystack size whose prompt fits and leaves `extra` tokens free; `step` if no size does.
 
-        draw: makes a prompt of a given size. step: the smallest size that is tried. The largest size that is tried is
-        three times a first estimate, made from the tokens of the smallest prompt, but at least twice `step`.
+        draw: makes a prompt of a given size. step: the smallest size that is tried.
         """
         per_unit = self.count(draw(step).text) / step
         high = max(int((self.length / per_unit) * 3), 2 * step)

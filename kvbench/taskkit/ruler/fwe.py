@@ -3,8 +3,8 @@
 Frequencies follow a zeta distribution. The most frequent word of all does not count: it is noise, and the prompt says
 to ignore it.
 
-The official script sets the seed, then imports transformers and thereby rich, which draws one random number on import.
-To make the official prompts, this module draws one number too and drops it.
+In the official script, an imported package (rich) draws one random number after the seed is set. To make the same
+prompts, this module also draws one number and drops it.
 """
 
 from __future__ import annotations

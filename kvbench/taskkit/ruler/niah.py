@@ -100,7 +100,7 @@ class Needles:
         return " ".join([*parts, " ".join(sentences[places[-1] :])])
 
     def _sentences(self, size: int) -> list[str]:
-        """Return the first `size` words of the essays, split into sentences; essays that are too short repeat."""
+        """Return the first `size` words of the essays, split into sentences; essays repeat if they are too short."""
         words = self._essay_words
         return self.material.sentences(" ".join((words * -(-size // len(words)))[:size]).strip())
 

@@ -1,5 +1,4 @@
-"""The variants of the synthetic tasks, and `floor`, the least partial score of any method if the model makes no mistake
-with the full cache.
+"""The variants of the synthetic tasks, and `floor`, the share of a solution that is generated before any eviction.
 
 A variant's `budgets` (in cache entries) are suggestions: at these budgets the scores of methods were seen to differ. No
 code enforces them.

@@ -2,8 +2,8 @@
 
 `TOKENS[i]` is the text of token `256 + i`; ids 0..255 are the single bytes, so any UTF-8 text can be encoded.
 `ids(pieces)` returns the ids of a problem's pieces, the texts of single tokens. A blank belongs to the token of the
-word after it. A digit with a blank before it is a different token from the bare digit, so tens and units differ and the
-model need not learn place value.
+word after it. A digit after a blank is another token than a digit without a blank. So tens and units have different
+tokens, and the model need not learn place value.
 
 This module does not split free text; the tokenizer that ships with the model does, and a test checks that both agree.
 """

@@ -3,8 +3,8 @@
 In the form `Digits` a step is a digit x[n+1] = (x[n-2] + v[x[n]]) mod 10, until the last three digits are 0 0 0. The
 facts, v, never occur in the solution, so the prompt is their only source. The model reads each fact about once per ten
 tokens, so attention shows what to keep. In the form `Lines` a step is a line, which adds a fact to a register; the
-register's last digit says which fact. Each line repeats its fact, so keeping recent tokens works well, and no
-attention-based method gets far above random eviction.
+register's last digit says which fact. Each line repeats its fact, so even methods that keep recent tokens score well,
+and no attention-based method gets far above random eviction.
 
 The answer is the number of steps or lines. The prompt does not state it: the model stops where the rule says, and the
 scorer counts.
@@ -143,8 +143,9 @@ def _plus(a: int, b: int) -> int:
 
 
 def _cycle_through_00(n_lines: int, draw: Draw) -> tuple[list[int], list[int]]:
-    """Draw the facts v of a walk in the form `Lines`, and the `n_lines + 1` values of its register, of which only the
-    last is 00.
+    """Draw the facts v of a walk in the form `Lines`, and the `n_lines + 1` values of its register.
+
+    Only the last of these values is 00.
 
     Each line swaps the register's digits before it adds a fact. Without the swap, the last digit alone would run
     through a cycle of about three facts. With the swap, and since u + tens(v[u]) is a permutation of the digits u, a

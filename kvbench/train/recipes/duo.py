@@ -5,10 +5,12 @@ A trained number alpha per KV head mixes two kinds of attention in the query hea
     out = alpha full + (1 - alpha) streaming       streaming: the first `sinks` and the newest `recent` keys
     loss = mean over positions that predict the answer of (h - h')^2 + reg mean |alpha|
 
-where h are the last layer's hidden states with full attention in all heads, and h' those with the mixture. The texts
-are retrieval problems: the answer stands far before the question (DuoAttention, arXiv 2410.10819, section 2.3). Alpha
+Here h are the last layer's hidden states with full attention in all heads, and h' those with the mixture. The texts are
+retrieval problems: the answer stands far before the question (DuoAttention, arXiv 2410.10819, section 2.3). Alpha
 begins at 1 and is clamped to [0, 1]. The penalty lowers every alpha; the first term keeps alpha high in the heads that
 the answers need. Only alpha is trained.
+
+Letters: Hq query heads, D hidden size, Dv size of a value, t queries of a block.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ class DuoRecipe(Recipe):
     `settings.more`: sinks and recent (keys of streaming attention), reg (weight of the penalty).
 
     Held-out figures: `loss`; `deviation`, the loss without the penalty; `alpha`, the mean alpha; `half`, the deviation
-    without mixtures, as in the method: the half of the heads with the smallest alpha uses streaming attention, and the
-    other half full attention.
+    when no head mixes: as in the method, the half of the heads with the smallest alpha uses streaming attention, and
+    the other half full attention.
     """
 
     name, kind, figure = "duo", "duo", "loss"
@@ -111,7 +113,7 @@ class DuoRecipe(Recipe):
         }
 
     def _deviation(self, example: Example, alpha: torch.Tensor) -> torch.Tensor:
-        """Return the mean square of the change that the mixture makes to the final hidden states.
+        """Return the mean square difference between the final hidden states with the mixture and with full attention.
 
         The mean is over the positions `example.rows`, whose hidden states predict tokens of the answer.
         """
@@ -130,10 +132,7 @@ class DuoRecipe(Recipe):
         return route(self.loaded.model, _Mixture(alpha, self.sinks, self.recent))
 
     def _hidden(self, example: Example) -> torch.Tensor:
-        """Return the final hidden states [rows, D] (after the last norm) at the positions that predict the answer.
-
-        They are in float32.
-        """
+        """Return the final hidden states at the positions `example.rows`, after the last norm, [rows, D] in float32."""
         device = self.loaded.device
         out = self.loaded.model.get_decoder()(
             input_ids=torch.tensor([example.ids], device=device),

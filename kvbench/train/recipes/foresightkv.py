@@ -1,9 +1,9 @@
 """Supervised training of `foresightkv`: the scorer learns to rank entries as the oracle of golden eviction does.
 
 Answers are read under eviction, and the oracle (`kvbench.eviction.terms.golden`) decides which entries are evicted. At
-every eviction, in every layer and KV head, each competing (unprotected) entry has two numbers: phi, the scorer's output
-(the method drops the entries with the highest phi), and alpha, the most attention that any later block of the answer
-pays to the entry. The loss wants phi to fall as alpha rises:
+every eviction, in every layer and KV head, each competing (unprotected) entry has two numbers, phi and alpha. phi is
+the scorer's output; the method drops the entries with the highest phi. alpha is the most attention that any later block
+of the answer pays to the entry. The loss wants phi to fall as alpha rises:
 
     loss = sum over layers of the mean over heads and evictions of
            the mean over pairs with alpha_i < alpha_j of max(0, margin - (phi_i - phi_j))
@@ -74,8 +74,10 @@ class ForesightRecipe(ScorerRecipe):
 
     @torch.no_grad()
     def rehearse_held_out(self) -> None:
-        """Compute only the loss. The agreement takes no more memory, and it needs the number of dropped entries, which
-        meta tensors do not have."""
+        """Compute only the loss, because the agreement takes no more memory than the loss.
+
+        The agreement needs the number of dropped entries, which meta tensors cannot give.
+        """
         self._ranking(self.trained.scorer(), self._choices(self.test[0]))
 
     def _choices(self, trace: Trace) -> list[Choice]:

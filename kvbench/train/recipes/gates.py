@@ -8,6 +8,9 @@ entry fades by its gate's beta instead of being evicted (the student). Gradients
 The first term is a mean over the answer's tokens. The capacity loss (`kvbench.eviction.terms.capacity`) measures by how
 much the entries of prompt and answer, each weighted by its decay beta^age, exceed the budget. The engine's own code
 computes the gates. The sources are TRIM-KV (arXiv 2512.03324) and global retention (arXiv 2605.09649).
+
+Letters: b sequences, T tokens, t predictions of a block, Hq query heads, Hk KV heads, D hidden size, Dv size of a
+value.
 """
 
 from __future__ import annotations
@@ -222,7 +225,7 @@ def alike(traces: Sequence[Trace]) -> Iterator[list[Trace]]:
 
 
 def _random_gates(form: GateForm, loaded: LoadedModel, bias: float, seed: int) -> dict[str, torch.Tensor]:
-    """Return random gates; with a large `bias` of the last projection, entries fade hardly at all.
+    """Return random gates. bias: the bias of their last projection; with a large bias, entries hardly fade.
 
     Other biases are 0, and weights are drawn from N(0, 1 / inputs).
     """

@@ -1,12 +1,12 @@
 """`gkv-distill`: the model with an evicted cache learns to predict as the original model does with the full cache.
 
-In every step, the model with its current weights reads answers under eviction: answers (by default only right ones)
-that the original model generated with the full cache, or answers from the data. The step lowers the loss
+In every step, the model with its current weights reads answers under eviction. The answers come from the data, or the
+original model generated them with the full cache (by default only right ones are used). The step lowers the loss
 
     T^2 KL( softmax(z_full / T)  ||  softmax(z_sparse / T) )      per token of these answers
 
-where z_full are the logits of the frozen original model, and z_sparse those of the trained model under masks that
-reproduce the evictions (G-KV, arXiv 2512.00504). No gradient reaches the choice of the entries to evict.
+(G-KV, arXiv 2512.00504). z_full are the logits of the frozen original model. z_sparse are the logits of the trained
+model under masks that reproduce the evictions. No gradient reaches the choice of the entries to evict.
 """
 
 from __future__ import annotations

@@ -2,15 +2,17 @@
 
 A step samples G answers to each of B questions, with the current weights and evictions, and maximises
 
-    J = 1/G sum_i 1/|o_i| sum_t rho_it A_i       rho = exp(log p - log p without gradient) = 1,   a mean over questions
-    A_i = (r_i - mean r) / std r                 over the G answers of a question
+    J    = mean over questions of 1/G sum_i 1/|o_i| sum_t rho_it A_i
+    rho  = exp(log p - log p without gradient) = 1
+    A_i  = (r_i - mean r) / std r                   over the G answers of a question
 
-where o_i is answer i, r is 1 for a right answer and 0 for others, and p is the probability of the sampled token at the
-sampling temperature, under masks that reproduce the evictions (G-KV, arXiv 2512.00504; GRPO without a KL term, one
-update per step). A truncated answer has A = 0, as in the paper; the released code sets only a negative A to 0. The
-held-out figures are the mean reward of G sampled answers per question, which training maximises, and the accuracies of
-greedy answers. With a method that does not evict, such as `full`, the masks hide nothing; this is the paper's baseline
-"RL-Full".
+(G-KV, arXiv 2512.00504; GRPO without a KL term, one update per step). o_i is answer i; r is 1 for a right answer and 0
+for others. p is the probability of the sampled token at the sampling temperature, under masks that reproduce the
+evictions. A truncated answer has A = 0, as in the paper; the released code sets only a negative A to 0.
+
+The held-out figures are the mean reward of G sampled answers per question, which training maximises, and the accuracies
+of greedy answers. With a method that does not evict, such as `full`, the masks hide nothing; this is the paper's
+baseline "RL-Full".
 """
 
 from __future__ import annotations
@@ -161,15 +163,18 @@ class RLRecipe(SparseRecipe):
 
 
 def log_probs(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Return the log-probabilities [b, n] of the tokens `targets` at the sampling temperature.
+    """Return the log-probabilities of the tokens `targets`, [b, n] for b answers of n tokens.
 
-    logits: [b, n, V], those from which the tokens were sampled.
+    logits: the logits from which the tokens were sampled, [b, n, vocabulary]. temperature: the sampling temperature.
     """
     return (logits / temperature).log_softmax(dim=-1).gather(-1, targets[..., None])[..., 0]
 
 
 def entropies(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Return the entropies [b, n], in nats, of the sampling distributions. logits: [b, n, V]."""
+    """Return the entropies, in nats, of the sampling distributions, [b, n] for b answers of n tokens.
+
+    logits: [b, n, vocabulary]. temperature: the sampling temperature.
+    """
     return torch.distributions.Categorical(logits=logits / temperature, validate_args=False).entropy()
 
 

@@ -3,6 +3,8 @@
 The model reads retrieval problems with their right answers (`head_data`). The tokens from which an answer can be copied
 are its evidence. For every query head, the table says how much attention the queries that predict the answer pay to
 the evidence. Memory holds the attention of one layer and one block of queries at a time.
+
+Letters: L layers, Hq query heads.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
 """Trains `kvzap`: a small network per layer learns to predict the scores that `kvzip` gives to a token's entries.
 
-The frozen model reads a text, kvzip's request to repeat it, and the text again, as in `methods/kvzip.py`. For the entry
-of token j, with every query t of the repetition and every query head h of the KV head's group,
+The frozen model reads a text, kvzip's request to repeat it, and the text again, as in `methods/kvzip.py`. The network
+learns to predict, for the entry of token j:
 
     target_j = log max over t, h of a_htj |W_O^h v_j| / |x_t|          (KVzip+, arXiv 2601.07891)
 
-where a is causal attention over all tokens read, v_j the token's value, W_O^h the head's part of the output projection,
-and x_t the input of the layer's attention; `target=kvzip` leaves out both norms. The loss is the mean square error over
-the text's tokens, the KV heads, and the layers from which methods evict entries. A text is a prompt and its answer, cut
-after `tokens` tokens.
+t are the queries of the repetition, and h the query heads of the KV head's group. a is causal attention over all tokens
+read, v_j the token's value, W_O^h the head's part of the output projection, and x_t the input of the layer's attention.
+The option `target=kvzip` leaves out both norms. The loss is the mean square error over the text's tokens, the KV heads,
+and the layers from which methods evict entries. A text is a prompt and its answer, cut after `tokens` tokens.
+
+Letters of shapes: Hq query heads, Hk KV heads, g query heads of a KV head's group, n tokens, dv size of a value.
 """
 
 from __future__ import annotations
@@ -112,7 +114,7 @@ def _outputs(model: Any, layers: Sequence[int]) -> dict[int, torch.Tensor]:
 
 
 def _output_norms(values: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
-    """Return the norms |W_O^h v| [Hk, g, n] of values v [Hk, n, dv] for the g query heads h of each group.
+    """Return the norms |W_O^h v| [Hk, g, n] of values v [Hk, n, dv], for each query head h of each group.
 
     gram: the layer's Gram matrices, from `_outputs`.
     """

@@ -1,14 +1,13 @@
 """Trains `locret`: its retaining heads learn how strongly an answer's queries will attend to a prompt's tokens.
 
-The frozen model reads a prompt and its answer. For the entry of prompt token j, over the answer's queries t and the
-query heads h of the KV head's group,
+The frozen model reads a prompt and its answer. The retaining heads learn to predict, for the entry of prompt token j:
 
     target_j = max over t, h of the attention logit z_htj     (before the softmax, as in the code of arXiv 2410.01805)
 
-The loss has two terms, both over the layers from which methods evict entries. The first is the smooth L1 distance of
-the predicted scores to the targets, a mean over the prompt's tokens, KV heads and layers. The second is `smooth` times
-the square difference between the predicted scores of neighbouring tokens, a mean over tokens and KV heads and a sum
-over layers.
+t are the queries of the answer, and h the query heads of the KV head's group. The loss has two terms, both over the
+layers from which methods evict entries. The first term is the smooth L1 distance between predicted scores and targets,
+a mean over the prompt's tokens, KV heads and layers. The second term is `smooth` times the square difference between
+the predicted scores of neighbouring tokens. It is averaged over tokens and KV heads, and summed over layers.
 """
 
 from __future__ import annotations

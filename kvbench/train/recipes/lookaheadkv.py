@@ -1,14 +1,17 @@
 """Trains `lookaheadkv`: learned tokens after a prompt learn to attend to the prompt as its answer will.
 
-A learned token is a trained embedding of no vocabulary token; the option `rows` is the number of learned tokens. For a
-prompt X, its answer Y (by default the model's own) and the learned tokens P, per layer and query head,
+A learned token is an embedding that belongs to no token of the vocabulary; it is trained. The option `rows` is the
+number of learned tokens. Let X be a prompt, Y its answer (by default the model's own) and P the learned tokens. In each
+layer and query head:
 
     target_j = mean over Y of softmax(q . k)_j   over the keys of X and Y, as the model attends
     guess_j  = mean over P of softmax(q . k)_j   over the keys of X and P, where the adapter acts on P
     loss     = mean over layers and heads of KL( target / |target|_1  ||  guess / |guess|_1 )   over j in X
 
-(arXiv 2603.10899). Only P and the adapter are trained. The prompt's keys and values do not depend on them, so the
-prompt is read once, without a gradient.
+(arXiv 2603.10899). Only P and the adapter are trained. The prompt's keys and values depend on neither, so the prompt is
+read once, without a gradient.
+
+Letters of shapes: L layers without a sliding window, Hq query heads, T tokens of the prompt, n keys.
 """
 
 from __future__ import annotations
@@ -37,8 +40,8 @@ class LookaheadRecipe(TraceRecipe):
     `settings.more`: rows (number of learned tokens); rank, alpha and places (the adapter's rank, scale and linear
     layers); budget (for `hit`).
 
-    Held-out figures: `loss`, and `hit`, the share of the `budget` entries with the largest target that are also among
-    the `budget` entries with the largest guess.
+    Held-out figures: `loss`, and `hit`. `hit` compares the `budget` entries with the largest target and the `budget`
+    entries with the largest guess: it is the share of these entries that are in both sets.
     """
 
     name, kind, figure = "lookaheadkv", "lookaheadkv", "loss"
@@ -86,9 +89,9 @@ class LookaheadRecipe(TraceRecipe):
         return {"loss": sum(losses) / len(losses), "hit": sum(hits) / len(hits)}
 
     def _shares(self, trace: Trace) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return target and guess: the mean attention that the answer's and the learned tokens pay to the prompt.
+        """Return target and guess, both [L, Hq, T].
 
-        Both are [L, Hq, T], for the T tokens of the prompt and the L layers without a sliding window.
+        They are the mean attention that the answer's tokens (target) and the learned tokens (guess) pay to the prompt.
         """
         model, prompt = self.loaded.model, len(trace.prompt)
         past = _Past(prompt)
@@ -173,10 +176,10 @@ def _paid(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, rows: 
 
 
 def _hit(target: torch.Tensor, guess: torch.Tensor, kv_heads: int, budget: int) -> float:
-    """Return the share of the `budget` entries with the largest target that are also among those with the largest
-    guess, a mean over layers and KV heads.
+    """Return the share of the `budget` entries with the largest target that are among those with the largest guess.
 
-    Target and guess are first averaged over the query heads that share a KV head.
+    The share is a mean over layers and KV heads. Target and guess are first averaged over the query heads that share a
+    KV head.
     """
     kept = []
     for shares in (target, guess):

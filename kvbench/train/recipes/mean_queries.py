@@ -1,9 +1,13 @@
-"""Estimates the table of `triattention`: the mean query of every head before RoPE, and the mean length of each pair of
-dimensions that RoPE rotates together.
+"""Estimates the table of `triattention`: two means over the queries of every head before RoPE.
 
-The model reads texts (those of `head_data`; the built-in model reads synthetic problems with solutions); every token's
-query is rotated back by its position. If the pairs of a head's mean query are nearly as long as those of its single
-queries on average, the queries lie close to one centre, and the method's series predicts the head's attention well.
+The means are the mean query, and the mean length of each pair of dimensions that RoPE rotates together. The model reads
+the texts of `head_data`; the built-in model reads synthetic problems with solutions. Every token's query is rotated
+back by its position.
+
+The method predicts a head's attention well if the head's queries lie close to one centre. Then each pair of the mean
+query is nearly as long as the mean length of this pair.
+
+Letters: L layers, Hq query heads, d size of a head.
 """
 
 from __future__ import annotations
@@ -58,10 +62,9 @@ def _texts(loaded: LoadedModel, samples: int, seed: int) -> list[tuple[int, ...]
 def mean_queries(
     loaded: LoadedModel, texts: Sequence[Sequence[int]], on_example: OnExample | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two means over all tokens: the query before RoPE, [L, Hq, d], and the length of each pair of dimensions
-    that RoPE rotates together, [L, Hq, d / 2].
+    """Return two means over all tokens: of the queries, [L, Hq, d], and of the lengths of their pairs, [L, Hq, d / 2].
 
-    They are 0 in layers from which methods evict no entries.
+    Both means are 0 in layers from which methods evict no entries.
     """
     geometry = for_lengths(loaded.geometry, max(map(len, texts)))
     shapes = table_shapes(model_fields(loaded.model.config))
@@ -77,10 +80,10 @@ def mean_queries(
 
 
 class _Collector:
-    """Computes a model's attention and sums its queries: each query before RoPE is added to `mean`, and the lengths of
-    its pairs of dimensions to `modulus`.
+    """Computes a model's attention, and adds up its queries before RoPE.
 
-    layers: the layers whose queries are added.
+    Each query is added to `mean`, and the lengths of its pairs of dimensions to `modulus`. layers: the layers whose
+    queries are added.
     """
 
     def __init__(self, mean: torch.Tensor, modulus: torch.Tensor, rope: Rope, layers: set[int]) -> None:

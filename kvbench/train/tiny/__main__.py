@@ -3,10 +3,10 @@ also on `walk` with steps of one digit.
 
     OMP_WAIT_POLICY=PASSIVE python -m kvbench.train.tiny --out runs/tiny [--seed 0] [--threads 2] [--steps-scale 1.0]
 
-After a kill the same command continues from the last checkpoint, with the same losses on the same machine, thread count
-and torch version. At the end `--out` holds `model/`, a folder for AutoModelForCausalLM and AutoTokenizer, with
-`card.json`: recipe, steps, tokens, versions, accuracy on held-out problems. `log.jsonl` has a line per step;
-`--steps-scale` multiplies the number of steps of every stage.
+After a kill the same command continues from the last checkpoint. The losses are the same if machine, thread count and
+torch version are the same. At the end `--out` holds `model/`, a folder for AutoModelForCausalLM and AutoTokenizer. The
+file `card.json` in it has recipe, steps, tokens, versions, and accuracy on held-out problems. `log.jsonl` has a line
+per step. `--steps-scale` multiplies the number of steps of every stage.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> None:
         "--print-every", type=int, default=50, metavar="STEPS", help="steps between two lines of progress"
     )
     parser.add_argument(
-        "--problems", type=int, default=128, help="held-out problems per variant of a task for the card"
+        "--problems", type=int, default=128, help="held-out problems per task variant for the accuracy on the card"
     )
     args = parser.parse_args()
 

@@ -50,7 +50,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m kvbench.train.tiny.evaluate", description="Full-cache accuracy")
     parser.add_argument("--model", type=Path, default=tiny.path(), help="a model folder; default: the built-in model")
     parser.add_argument("--problems", type=int, default=128, help="problems per variant of a task")
-    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), help="default: all")
+    parser.add_argument(
+        "--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), help="variants of tasks; default: all"
+    )
     args = parser.parse_args()
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(args.model)

@@ -1,7 +1,7 @@
 """The initial weights of the built-in model: a random Qwen3 in which a few heads already attend to useful positions.
 
-From random weights, training stalls for two reasons: with QK-norm and head size 32 a head cannot become sharp enough to
-attend to the previous token alone, and digit sums give no gradient until a head attends to both operands at once. So
+From random weights, training stalls for two reasons. With QK-norm and head size 32, no head becomes sharp enough to
+attend to the previous token alone. And digit sums give no gradient until a head attends to both operands at once. So
 some heads initially attend to fixed offsets, and one head is initially an induction head. All weights are trained. The
 norms and one embedding channel begin as constants, all other weights at random.
 """

@@ -38,7 +38,7 @@ def _reference_and_sorted(method: str, hyper: dict[str, Any], options: dict[str,
 
 
 def _gkv_repo(case: Case) -> list[CasePlan]:
-    """Plan a case of the G-KV repository, whose one class has switches for forms of SnapKV, R-KV and H2O too."""
+    """Plan a case of the G-KV repository. Its one class also has switches for forms of SnapKV, R-KV and H2O."""
     h = case.hyper
     memory, redundancy = h.get("enable_score_cache", False), h.get("suppressing_redundancy", False)
     shift = h.get("attention_shift_indicator", False)

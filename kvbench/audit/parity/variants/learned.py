@@ -73,9 +73,9 @@ def _trimkv_global(case: Case) -> list[CasePlan]:
 def _floored(case: Case, step: int) -> list[set[int]]:
     """Return the reference's kept sets with two mistakes of its code corrected.
 
-    In these cases a head keeps at least a given number of entries (the floor). The code counts each head's first entry
-    as an entry of the previous head. It also rounds down both the floor and the rest of the budget, so it may keep
-    fewer entries than the budget allows.
+    Each head must keep at least a given number of entries, the floor. The reference's code counts each head's first
+    entry as an entry of the previous head. The code also rounds down both the floor and the rest of the budget, so it
+    may keep fewer entries than the budget allows.
     """
     h, kept, worths = case.hyper, case.kept(step), _worths(case, step)
     slots = [slots.tolist() for layer in case.slots(step) for slots in layer]
@@ -98,7 +98,7 @@ def _floored(case: Case, step: int) -> list[set[int]]:
 def _worths(case: Case, step: int) -> list[dict[int, float]]:
     """Return the score of each entry, computed by the reference's formula.
 
-    The files of cases in which every head keeps at least a given number of entries hold no scores.
+    The files of cases with a floor (see `_floored`) hold no scores.
     """
     seen, scores = case.seen[step], []
     for layer, units in enumerate(case.slots(step)):

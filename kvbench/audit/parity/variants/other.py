@@ -55,9 +55,10 @@ def _rpc(case: Case) -> list[CasePlan]:
 
 
 def _rpc_scores(case: Case, step: int) -> list[dict[int, float]]:
-    """Return, for each head, the reference's scores of all generated tokens but the newest R.
+    """Return, for each head, the reference's scores of all generated tokens except the newest ones.
 
-    If the file has one list of scores only, it applies to all heads.
+    The case's hyperparameter R is the number of these newest tokens. If the file has one list of scores only, the list
+    applies to all heads.
     """
     h = case.hyper
     rows = case.tensors[f"aux.score.{step}"].double().expand(case.heads, -1)

@@ -45,7 +45,7 @@ def _kvzap(case: Case, budget: int | None, options: dict[str, Any]) -> CasePlan:
 
 
 def predictions(case: Case) -> torch.Tensor:
-    """Return the log worth that the surrogate network of a KVzap case predicts for all tokens, [L, Hk, T]."""
+    """Return the log worth that a KVzap case's network predicts for all tokens, [layers, KV heads, tokens]."""
     t = case.tensors
     names = {"w1": "in.weight", "b1": "in.bias", "w2": "out.weight", "b2": "out.bias"}
     names |= {"w": "out.weight", "b": "out.bias"}

@@ -32,7 +32,10 @@ def _lagkv_official(case: Case) -> list[CasePlan]:
 
 
 def _norms(case: Case, layer: int) -> torch.Tensor:
-    """Return the norms of a layer's projected values, [H, T], from the values and the matrix that the file holds."""
+    """Return the norms of a layer's projected values, [heads, tokens].
+
+    They are computed from the values and the projection matrix that the file holds.
+    """
     values, matrix = case.tensors["v"][layer][None], case.tensors["wo"][layer]  # [1, H, T, d], [D, Hq d]
     by_head = matrix.T.unflatten(0, (-1, values.shape[-1]))
     new = NewTokens(layer=layer, hidden=values, keys=values, values=values, layer_weights={"o_proj": by_head})
@@ -76,7 +79,7 @@ def _defensivekv(case: Case) -> list[CasePlan]:
 
 
 def _without_surplus(case: Case, step: int, budget: int) -> list[set[int]]:
-    """Return the entries that the reference kept in each head, less the worst ones if they exceed the budget.
+    """Return the entries that the reference kept in each head. If they exceed the budget, the worst are left out.
 
     The reference rounds down the budget of all heads together, kvbench the budget of each head.
     """

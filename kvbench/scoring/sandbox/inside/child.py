@@ -1,5 +1,7 @@
-"""The child: the process that is locked down and runs a program. `Child` controls it from the driver; the functions
-from `_become` on run within it."""
+"""The child: the process that is locked down and runs a program.
+
+`Child` controls it from the driver; the functions from `_become` on run within the child.
+"""
 
 import fcntl
 import gc
@@ -143,7 +145,9 @@ class Child:
 
     def _drain(self, limit: int) -> None:
         """Read the rest of a dead process's pipes, without waiting for their end: grandchildren may hold them open.
-        limit: most bytes of each pipe."""
+
+        limit: most bytes of each pipe.
+        """
         for fd, name in list(self.reads.items()):
             before = -1
             while fd in self.reads and before < len(self.data[name]) <= limit:
@@ -165,8 +169,10 @@ def _send(fd: int, data: memoryview) -> memoryview:
 
 
 def _become(box: Any, sources: list[int], cpu: int, talks: bool) -> None:
-    """Inside the forked process: set up its descriptors, lock it down, and run the harness. Does not return. box, cpu,
-    talks: see `Child`. sources: the descriptors that become 0 to 5: standard streams, ASK, TELL and STATUS."""
+    """Inside the forked process: set up its descriptors, lock it down, and run the harness. Does not return.
+
+    box, cpu, talks: see `Child`. sources: the descriptors that become 0 to 5: standard streams, ASK, TELL and STATUS.
+    """
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, 32) for fd in sources]
     for place, fd in enumerate(moved):
         os.dup2(fd, place)

@@ -27,8 +27,7 @@ THREAD_STACK = 8 << 20  # bytes; a C library's default would be the stack limit,
 
 
 class Driver:
-    """The driver's state: the lockdown's steps, harness and program, sent from outside the box; and the open child, if
-    any."""
+    """The driver's state: lockdown steps, harness and program (all sent from outside), and the open child, if any."""
 
     def __init__(self, config: dict[str, Any], read: Callable[[str, str], CodeType]) -> None:
         self.read = read
@@ -47,8 +46,11 @@ class Driver:
         os.chdir(config["folder"])
 
     def answer(self, kind: bytes, wall: int, cpu: int, limit: int, data: bytes) -> bytes:
-        """Carry out a request and return the reply. kind: L load a program, N run it once, O open a process, A ask it,
-        C close it. wall: limit in ms. cpu: limit in seconds of processor time. limit: most bytes of output."""
+        """Carry out a request and return the reply.
+
+        kind: L load a program, N run it once, O open a process that runs it, A ask this process, C close it. wall:
+        limit in ms. cpu: limit in seconds of processor time. limit: most bytes of output.
+        """
         if kind == b"L":
             told = json.loads(data)
             self.program, self.harness = told["program"], {"__name__": "harness"}

@@ -1,8 +1,8 @@
-"""The steps of a lockdown, by which a process gives up its rights, and the Landlock rule set, which the driver must
-make before the fork.
+"""The steps of a lockdown, by which a process gives up its rights, and the Landlock rule set.
 
-The order and the arguments come from `kvbench.scoring.sandbox.plan`. A step that does not work raises an error; then
-no program is run. Outside Linux, a limit that cannot be set is left out instead.
+The driver must make the rule set before the fork. The order and the arguments of the steps come from
+`kvbench.scoring.sandbox.plan`. A step that does not work raises an error; then no program is run. Outside Linux, a
+limit that cannot be set is left out instead.
 """
 
 import base64
@@ -174,10 +174,9 @@ class Packages:
 
 
 def sealed(data: bytes, seals: bool) -> int:
-    """Put the program's input (`data`) into a file in memory, and return its descriptor. seals: make the file
-    unchangeable.
+    """Put the program's input (`data`) into a file in memory, and return the file's descriptor.
 
-    Outside Linux, the file is an unlinked one on the disk.
+    seals: make the file unchangeable. Outside Linux, the file is on the disk, without a name.
     """
     if not LINUX:
         import tempfile
