@@ -75,6 +75,7 @@ _PARSERS: dict[str, Parser] = {
     "device": str,
     "dtype": choice(*DTYPES),
     "decode-attn": PARSERS["decode_attn"],
+    "compile-cpu": PARSERS["compile_cpu"],
     "threads": whole(1),
     "repeats": whole(1),
     "memory": lambda raw: int(_gib(raw) * 2**30),

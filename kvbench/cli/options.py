@@ -184,7 +184,8 @@ def plain(flags: str, help: str, metavar: str = "") -> Any:
 def same_as_run(name: str) -> Any:
     """Declare an option for a setting, inside ``Annotated``, with the same help text as in ``kvbench run``."""
     field = settings.SETTINGS[name].metadata
-    return plain(f"--{name.replace('_', '-')}", field["help"], field["metavar"])
+    metavar = "" if field["parser"] is parsers.flag else field["metavar"]
+    return plain(f"--{name.replace('_', '-')}", field["help"], metavar)
 
 
 Plugins = Annotated[Texts, same_as_run("plugin")]

@@ -63,6 +63,9 @@ class Engine:
         compiled: on a GPU, let torch compile the model's layers for decode steps; graph: replay decode steps from a
             CUDA graph. If the model cannot be compiled, the engine decodes without compiled layers; if a step cannot be
             captured, it decodes without a graph. A model divided among GPUs always runs without both.
+        program: on a CPU, compile the decode step as one program, see the module `program`. The engine decodes without
+            it if this fails, and if the number of entries that a step reads depends on the sequences: with heads of
+            different lengths, and in caches without a bound that are larger than `step_writers.FIXED_ROWS`.
         notice: called with a line of text if the engine cannot compile or capture; see also `decoding`.
 
     Raises:
@@ -91,6 +94,7 @@ class Engine:
         backend: Backend = "triton",
         compiled: bool = True,
         graph: bool = True,
+        program: bool = False,
         notice: Callable[[str], None] = lambda text: None,
     ) -> None:
         check_prefill(method, prefill)
@@ -109,6 +113,7 @@ class Engine:
             backend=backend,
             compiled=compiled,
             graph=graph,
+            program=program,
             notice=notice,
         )
         self._copies = setup.copies
@@ -140,8 +145,9 @@ class Engine:
         queue = self._queue = deque((r, [Sequence.of(r, sample) for sample in r.samples]) for r in requests)
         self.steps.draw_as(Drawing.of([request for request, _ in queue], self.loaded.stop_ids))
         admission: Admission | None = None
-        model, slots = self.loaded.model, self.cache.slots
-        with self.reader.model.routed(), packed_linears(model, slots), fused_norms(model):
+        model = self.loaded.model
+        rows = 0 if self.steps.programmed else self.cache.slots  # a program packs weights itself
+        with self.reader.model.routed(), packed_linears(model, rows), fused_norms(model):
             while queue or admission or self.slots.live():
                 while (queue or admission) and self.slots.free():
                     admission = self._admit(*admission) if admission else self._read(*queue.popleft())

@@ -43,9 +43,8 @@ class StepWriter(ABC):
     """Appends one token to every slot and attends to all entries of that slot.
 
     Its own tensors are never reallocated: `load` copies the slots' lengths from the host before a block of steps, and
-    every step increases them on the device. With `decode`, a backend of `kernels`, a step depends on tensors alone and
-    can be captured; `version` changes when a tensor of the cache was replaced. Without `decode`, `AttentionCall.attend`
-    computes the attention.
+    every step increases them on the device. `decode`: a backend of `kernels`; None: `AttentionCall.attend`. If a step
+    is `capturable`, it depends on tensors alone. `version` changes when a tensor of the cache was replaced.
 
     In `AttentionCall.attend` the last bits of the result depend on the number of cache rows read, so this number must
     not depend on other slots. A step reads all cache rows of a slot if a budget bounds its length or the cache is
@@ -55,7 +54,7 @@ class StepWriter(ABC):
     def __init__(self, cache: SlotCache, rules: Rules, decode: Decode | None = None) -> None:
         self.cache, self.rules, self.decode = cache, rules.decoding(), decode
         self._evicts = self.rules.method.trigger(rules.interval).growth is not None
-        self.version = 0
+        self.version, self.capturable = 0, decode is not None
         self._layers = {layer.geometry.index: layer for layer in cache.layers}
         self.fixed = cache.shape.bounded or cache.shape.rows <= FIXED_ROWS
         self.positions = self.live = Replicas(torch.zeros(cache.slots, dtype=torch.int64, device=cache.device))
@@ -184,6 +183,7 @@ class DenseStepWriter(StepWriter):
     def __init__(self, cache: DenseCache, rules: Rules, decode: Decode | None = None) -> None:
         super().__init__(cache, rules, decode)
         self._lengths = torch.zeros(cache.slots, dtype=torch.int64, device=cache.device)
+        self.capturable |= self.fixed
 
     def load_lengths(self) -> None:
         self._lengths.copy_(upload(np.array(self.cache.lengths), self.cache.device))

@@ -1,4 +1,7 @@
-"""Runs the decode steps of all slots; on a GPU with compiled layers and a CUDA graph if the model allows them."""
+"""Runs the decode steps of all slots: on a GPU with compiled layers and a CUDA graph, on a CPU as a compiled program.
+
+Where the model or the method does not allow this, Python calls each operation of a step.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from kvbench.engine.cache.slot_cache import SlotCache
 from kvbench.engine.graph import CaptureError, StepGraph
 from kvbench.engine.kernels.backends import Backend, decode_with, draw_with
 from kvbench.engine.kernels.compiled import CompiledLayers
+from kvbench.engine.program import StepProgram
 from kvbench.engine.sampler import next_tokens
 from kvbench.engine.sequence import Sequence, Slots, Token
 from kvbench.engine.setup import Setup
@@ -28,7 +32,7 @@ class DecodeSteps:
     Args:
         model: the setup's model; prompts and steps use different attention handlers with it.
         look: most steps of a block.
-        backend, compiled, graph, notice: see `loop.Engine`.
+        backend, compiled, graph, program, notice: see `loop.Engine`.
 
     Attributes:
         state: tokens and counters of every slot, on the device.
@@ -45,6 +49,7 @@ class DecodeSteps:
         backend: Backend,
         compiled: bool,
         graph: bool,
+        program: bool,
         notice: Callable[[str], None],
     ) -> None:
         loaded = setup.loaded
@@ -52,22 +57,32 @@ class DecodeSteps:
         self._model, self._trigger, self._stop_ids = model, setup.trigger, loaded.stop_ids
         self._device, self._on_gpu = loaded.device, loaded.device.type == "cuda"
         self._backend, self._notice = backend, notice
-        self._captures = self._on_gpu and graph and not loaded.divided
         compiles = self._on_gpu and compiled and not loaded.divided
         self._compiled = CompiledLayers(loaded.model, notice) if compiles else None
         self._draws_on_gpu = draw_with(backend) if self._on_gpu else None
         self.writer = step_writer(cache, setup.rules, decode_with(backend, cache) if self._on_gpu else None)
+        self._captures = (graph if self._on_gpu else program) and not loaded.divided
+        if self._captures and not self.writer.capturable:
+            self._captures = False
+            notice("decode steps run uncompiled: how many entries they read depends on the sequences")
         self.state = State(cache.slots, look, Drawing(), self._device)
-        self._prepared: tuple[State, int] | None = None  # what `_graph` was captured for
+        self._prepared: tuple[State, int] | None = None  # what `_graph` or `_program` was captured for
         self._graph: StepGraph | None = None
+        self._program: StepProgram | None = None
 
     @property
     def decoding(self) -> str:
-        """How steps run. On a GPU: the backend's name, then "graph" and "compiled" if used. On a CPU: "torch"."""
+        """How steps run. On a GPU: the backend's name, then "graph" and "compiled" if used. On a CPU: "torch", then
+        "compiled" if steps run as a compiled program."""
         if not self._on_gpu:
-            return "torch"
+            return "torch compiled" if self.programmed else "torch"
         compiled = self._compiled is not None and not self._compiled.failed
         return " ".join([self._backend, *["graph"] * self._captures, *["compiled"] * compiled])
+
+    @property
+    def programmed(self) -> bool:
+        """Whether steps run as a compiled program on a CPU."""
+        return self._captures and not self._on_gpu
 
     def draw_as(self, drawing: Drawing) -> None:
         """From now on, draw tokens as `drawing` says."""
@@ -100,21 +115,20 @@ class DecodeSteps:
         return steps
 
     def ready(self, slots: Slots) -> Callable[[], None]:
-        """Return the function that runs a step. On a GPU, prepare it first if a tensor that it depends on was replaced.
+        """Return the function that runs a step. Prepare it first if a tensor that it depends on was replaced.
 
-        To prepare a step means to capture it in a graph or, without graphs, to run it once, so that libraries and
-        compilers are ready. The time does not count as decoding time.
+        To prepare a step means to capture it in a graph or a program. On a GPU without graphs it means to run the step
+        once, so that libraries and compilers are ready. The time does not count as decoding time.
         """
         depends = self.state, self.writer.version
-        if self._on_gpu and self._prepared != depends:
-            self._prepared, self._graph = depends, None  # frees the old graph's memory
-            states = self.cache.saved_states()
+        if (self._on_gpu or self._captures) and self._prepared != depends:
+            self._prepared, self._graph, self._program = depends, None, None  # frees the old graph's memory
+            restore = partial(self._restore, slots, self.cache.saved_states())
             if self._captures:
-                self._capture(slots)
+                self._capture(slots, restore)
             else:
                 self._step()
-            self.load(slots)
-            self.cache.restore_states(states)
+            restore()
         return self._graph.replay if self._graph else self._step
 
     def run(self, step: Callable[[], None], steps: int) -> list[list[Token]]:
@@ -128,22 +142,35 @@ class DecodeSteps:
             done += 1
         return self.state.read(done)
 
-    def _capture(self, slots: Slots) -> None:
+    def _capture(self, slots: Slots, restore: Callable[[], None]) -> None:
         try:
-            self._graph = StepGraph(self._step, self._device, partial(self.load, slots))
-        except CaptureError as error:  # the model's code waits for the device
+            if self._on_gpu:
+                self._graph = StepGraph(self._step, self._device, restore)
+            else:
+                self._program = StepProgram(self._forward, self._model.model, self.cache.slots, restore)
+        except CaptureError as error:
             self._captures = False
-            self._notice(f"decode steps run without a CUDA graph: {error}")
+            how = "without a CUDA graph" if self._on_gpu else "uncompiled"
+            self._notice(f"decode steps run {how}: {error}")
+
+    def _restore(self, slots: Slots, states: list[torch.Tensor]) -> None:
+        """Undo the changes of a step. states: those of recurrent layers before it."""
+        self.load(slots)
+        self.cache.restore_states(states)
 
     def _step(self) -> None:
         """Give every slot its next token. A CUDA graph can hold this function, because the method `ready` notices if a
         tensor that it reads was replaced, and captures it anew."""
+        self._draw(self._program() if self._program else self._forward(), self.state)
+
+    def _forward(self) -> torch.Tensor:
+        """Read every slot's newest token; return the logits [S, V]."""
         state = self.state
         self.writer.begin(state.seen, state.live)
         with self._compiled.active() if self._compiled else contextlib.nullcontext():
             out = self._model.run(self.writer, self.cache.recurrent, **state.inputs())
         self.writer.advance()
-        self._draw(out.logits[:, -1], state)
+        return out.logits[:, -1]
 
     def _draw(self, logits: torch.Tensor, state: State) -> None:
         """Draw the next token for every row of logits [R, V] (a row per sequence of `state`), and count it."""

@@ -289,8 +289,8 @@ class KVBenchLM(TemplateLM):
             samplings={r.sampling for r in requests},
             **settings,
         )
-        notice = terminal.warning
-        return Engine(self.loaded, method, slots=plan.slots, compiled=not run.no_compile, notice=notice, **settings)
+        settings |= {"compiled": not run.no_compile, "program": run.compile_cpu, "notice": terminal.warning}
+        return Engine(self.loaded, method, slots=plan.slots, **settings)
 
     # --- records ------------------------------------------------------------------------------------------------------
 

@@ -64,6 +64,7 @@ def bench(
         Text, _own("memory", "Memory of the GPU to plan for; the command uses no more of a larger GPU.", "GIB")
     ] = None,
     decode_attn: Annotated[Text, options.same_as_run("decode_attn")] = None,
+    compile_cpu: Annotated[bool, options.same_as_run("compile_cpu")] = False,
     threads: Annotated[Text, _own("threads", "Processor threads.", "N")] = None,
     plugin: options.Plugins = None,
     repeats: Annotated[Text, _own("repeats", "Number of timed rounds; tables show medians.", "N")] = None,
@@ -90,6 +91,7 @@ def bench(
         "dtype": dtype,
         "memory": memory,
         "decode-attn": decode_attn,
+        "compile-cpu": compile_cpu,
         "threads": threads,
         "repeats": repeats,
     }

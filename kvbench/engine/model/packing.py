@@ -28,7 +28,7 @@ def packed_linears(model: Any, rows: int) -> Iterator[int]:
     layers: 0 on other devices, for quantised weights or weights of several dtypes, in a dtype for which oneDNN has no
     product on this processor, with fewer rows than `FEWEST_ROWS`, and for models larger than `MOST_BYTES`.
     """
-    layers = _eligible(model, rows)
+    layers = large_linears(model) if packs(model, rows) else []
     try:
         for layer in layers:
             layer.forward = _forward(layer, rows)
@@ -54,12 +54,13 @@ def packed_from(bytes_of_all: int, dtype: torch.dtype) -> int | None:
     return FEWEST_ROWS.get(dtype) if usable else None
 
 
-def _eligible(model: Any, rows: int) -> list[Any]:
+def packs(model: Any, rows: int) -> bool:
+    """Return whether packed weights serve this model for inputs of `rows` rows, see `packed_linears`."""
     parameters = list(model.parameters())
     dtype = parameters[0].dtype
     fewest = packed_from(sum(p.numel() * p.element_size() for p in parameters), dtype)
     plain = all(p.device.type == "cpu" and p.dtype == dtype and type(p.data) is torch.Tensor for p in parameters)
-    return large_linears(model) if plain and fewest is not None and rows >= fewest else []
+    return plain and fewest is not None and rows >= fewest
 
 
 def _forward(layer: torch.nn.Linear, rows: int) -> Any:

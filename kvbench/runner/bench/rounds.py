@@ -25,7 +25,6 @@ from kvbench.runner.bench.stopwatch import Timing
 from kvbench.runner.bench.systems import System, held, systems
 
 Result = TypeVar("Result")
-WARM_UP = 40  # tokens before the clock starts
 
 
 class NothingFits(NamedTuple):
@@ -49,7 +48,8 @@ def bench(setting: Setting, note: Callable[[str], None] = lambda text: None) -> 
 
     note: receives the name of each measurement before it begins, and a line when fewer sequences are tried. Raises
     UserError, before the first measurement, for a baseline or a method that cannot run here. If a signal or an error
-    ends a round, the function raises it only after the figures of the systems measured at this load.
+    ends a round, the function first yields the figures of the systems already measured at this load. Then it raises
+    what ended the round.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # no thread pool before the forks: threads do not survive a fork
@@ -89,7 +89,8 @@ class Contest:
     def rows(self, load: Load) -> Iterator[Measured]:
         """Yield the figures of each system at one load. Each round measures once every system that fits into memory.
 
-        If a signal or an error ends a round, the method raises it only after the figures of the measured systems.
+        If a signal or an error ends a round, the method first yields the figures of the systems already measured. Then
+        it raises what ended the round.
         """
         done: dict[str, list[Pair] | NothingFits] = {s.name: self._by_plan(s, load) for s in self.systems}
         ended: BaseException | None = None
@@ -144,7 +145,7 @@ class Contest:
         while True:
             try:
                 release(self.loaded.device)
-                system.warm_up(ids, min(WARM_UP, tokens))
+                system.warm_up(ids, tokens)
                 return Pair(self._timed(system, ids, tokens), self._timed(system, ids, tokens))
             except Exception as error:
                 if not faults.out_of_memory(error):

@@ -58,6 +58,7 @@ class Setting:
             measured in each of them; None: not measured.
         repeats: timed rounds. threads: processor threads.
         decode_attn: the attention backend while a GPU decodes, as in a run.
+        compile_cpu: whether methods decode on a CPU with a compiled program, as in a run.
         baselines: systems beside the methods, all with the full cache, by their names in `shapes.BASELINES`.
         memory: bytes of GPU memory with which the number of sequences is planned, as in a run. On a GPU, torch may not
             allocate more than this. None: the whole memory of the device.
@@ -75,6 +76,7 @@ class Setting:
     threads: int = 1
     baselines: tuple[str, ...] = ("transformers",)
     decode_attn: Backend = "triton"
+    compile_cpu: bool = False
     device: str = "auto"
     dtype: str = "auto"
     memory: int | None = None

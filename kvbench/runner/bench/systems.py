@@ -33,6 +33,7 @@ from kvbench.runner.bench.setting import Member, Setting
 from kvbench.runner.bench.stopwatch import Stopwatch, Timing
 from kvbench.runner.bench.vllm_process import vllm_seconds
 
+WARM_UP = 40  # tokens per sequence before the clock starts
 BLOCK = 256  # tokens of a block of transformers' continuous batching
 
 
@@ -55,8 +56,8 @@ class System(ABC):
         """Generate `tokens` tokens after each prompt of ids [sequences, prompt]; return the times."""
 
     def warm_up(self, ids: torch.Tensor, tokens: int) -> None:
-        """Generate a few tokens before the clock starts."""
-        self.run(ids, tokens)
+        """Generate a few tokens before the clock starts. tokens: those that `run` will generate."""
+        self.run(ids, min(WARM_UP, tokens))
 
     def attention(self, ids: torch.Tensor, tokens: int, bandwidth: float) -> tuple[AttentionTime, ...]:
         """Time the attention of a decode step with each backend; () if the system has only one backend.
@@ -80,6 +81,11 @@ class EngineSystem(System):
     @property
     def planned(self) -> tuple[Method, Budget | None]:
         return self.method, self.budget
+
+    def warm_up(self, ids: torch.Tensor, tokens: int) -> None:
+        """As `System.warm_up`. The engine has the size that `run` uses, because a program is compiled for one size."""
+        for _ in self._engine(ids, tokens, lambda made: None).generate(self._requests(ids, min(WARM_UP, tokens))):
+            pass
 
     def run(self, ids: torch.Tensor, tokens: int) -> Timing:
         engine = self._engine(ids, tokens, lambda made: watch.lap(made))
@@ -132,6 +138,7 @@ class EngineSystem(System):
             on_step=on_step,
             look=1 if by_step else max(1, min(LOOK, tokens // 2)),
             backend=self.setting.decode_attn,
+            program=self.setting.compile_cpu,
         )
 
     def _requests(self, ids: torch.Tensor, tokens: int) -> list[Request]:

@@ -1,0 +1,108 @@
+"""Records the tensor operations of a function as a graph, while they run."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map_only
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from kvbench.engine.graph import CaptureError
+
+_VARIES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded)
+_MASKS = (torch.bool, torch.uint8)  # an index of these types makes a result of another shape at each step
+
+
+class Recording:
+    """The operations of one call of a function without arguments.
+
+    Args:
+        step: the function. It returns one tensor. At every call it must run the same operations on the same tensors.
+        constants: tensors that no operation changes, such as weights.
+
+    Attributes:
+        module: runs the recorded operations; takes `inputs` as arguments, returns a tuple of one tensor, and holds
+            those constants that the operations read.
+        inputs: all other tensors that the operations read or change, except those that the operations made.
+        constants: the constants in `module`.
+        result: what the recorded call returned.
+
+    Raises CaptureError when the host reads a tensor, when the shape of a result depends on the values of a tensor, and
+    when an operation draws random numbers: other calls may then run other operations.
+    """
+
+    def __init__(self, step: Callable[[], torch.Tensor], constants: Iterable[torch.Tensor]) -> None:
+        mode = _Mode(constants)
+        with mode:
+            self.result = step()
+        mode.graph.output((mode.node(self.result),))
+        self.module = torch.fx.GraphModule(mode.constants, mode.graph)
+        self.constants, self.inputs = list(mode.constants.values()), mode.inputs
+
+
+class _Mode(TorchDispatchMode):
+    """Runs every operation inside the block, and adds it to `graph`."""
+
+    def __init__(self, constants: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.graph = torch.fx.Graph()
+        self.inputs: list[torch.Tensor] = []
+        self.constants: dict[str, torch.Tensor] = {}
+        self._are_constant = {id(tensor) for tensor in constants}
+        self._nodes = WeakTensorKeyDictionary()  # of each tensor that still exists, so that results can be freed
+        self._first: torch.fx.Node | None = None  # the first operation; inputs stand before it
+
+    def node(self, tensor: torch.Tensor) -> torch.fx.Node:
+        """Return the node that stands for a tensor."""
+        if tensor not in self._nodes:
+            with self.graph.inserting_before(self._first):
+                if id(tensor) in self._are_constant:
+                    name = f"constant_{len(self.constants)}"
+                    self.constants[name] = tensor
+                    made = self.graph.create_node("get_attr", name)
+                else:
+                    made = self.graph.placeholder(f"input_{len(self.inputs)}")
+                    self.inputs.append(tensor)
+            self._add(tensor, made)
+        node: torch.fx.Node = self._nodes[tensor]
+        return node
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        _check(function, args)
+        named = tree_map_only(torch.Tensor, self.node, (args, kwargs))
+        out = function(*args, **kwargs)
+        made = self.graph.call_function(function, *named)
+        self._first = made if self._first is None else self._first
+        if isinstance(out, torch.Tensor):
+            self._add(out, made)
+        elif isinstance(out, (tuple, list)):
+            for place, part in enumerate(out):
+                if isinstance(part, torch.Tensor):
+                    self._add(part, self.graph.call_function(operator.getitem, (made, place)))
+        return out
+
+    def _add(self, tensor: torch.Tensor, node: torch.fx.Node) -> None:
+        if tensor not in self._nodes:  # else an operation changed the tensor in place
+            self._nodes[tensor] = node
+
+
+def _check(function: Any, args: tuple[Any, ...]) -> None:
+    """Raise CaptureError if a later call may need another operation in the place of this one."""
+    aten = torch.ops.aten
+    if function is aten.lift_fresh.default:
+        raise CaptureError("its code makes a tensor from numbers of the host")
+    if function is aten.dropout.default:  # (input, p, train)
+        varies = args[2]
+    elif function is aten.index.Tensor:
+        varies = any(isinstance(t, torch.Tensor) and t.dtype in _MASKS for t in tree_iter(args[1]))
+    else:
+        varies = any(tag in function.tags for tag in _VARIES)
+    if varies:
+        raise CaptureError(f"its code calls {function}, whose result may need other operations at each step")
