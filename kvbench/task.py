@@ -69,7 +69,7 @@ class GenSpec:
 
     `max_new_tokens`: most tokens that the model generates per turn. With `truncate` "middle", a user text of more than
     L tokens loses its middle and keeps L / 2 tokens at each end. L is the value of --max-prompt-tokens. Without this
-    option, L is the model's context less `max_new_tokens` and `reserve` (tokens), or `longest` if that is smaller.
+    option, L is the model's context less `max_new_tokens` and `reserve` (tokens), but at most `longest`.
     """
 
     n: int = 1
@@ -184,9 +184,9 @@ class Reader(Protocol):
 class DataSource(Protocol):
     """Finds the data that a manifest describes.
 
-    The sources in order are the folder of ``--data``, the folder of ``KVBENCH_DATA``, kvbench's bundled files, and the
-    hub or a web address. If the user gave a folder, only this folder is searched; if the data are not there, kvbench
-    reports an error.
+    The sources are tried in this order: the folder of ``--data``, the folder of ``KVBENCH_DATA``, kvbench's bundled
+    files, and the hub or a web address. If the user gives a folder that lacks the data, kvbench reports an error and
+    does not try the next source.
     """
 
     def rows(self, task: str, manifest: Manifest) -> Sequence[Mapping[str, Any]]: ...

@@ -46,11 +46,13 @@ class AdaKV(Method):
     floor_alpha: float = option(0.2, "share of the budget that is spread evenly over heads", low=0, high=1)
     normalize: bool = option(
         True,
-        "multiply a head's scores by the share of their sum that its n largest scores have; n: the entries that the "
-        "head would keep with an even budget",
+        "multiply a head's scores by the sum of its n largest scores, divided by the sum of all; n: how many entries "
+        "the head would keep with an even budget",
     )
     floor: Literal["mix", "guarantee"] = option(
-        "mix", "floor_alpha is a part of every head's capacity (mix) or a minimum (guarantee)"
+        "mix",
+        "what floor_alpha means. mix: this share of the budget is divided evenly, the rest by scores; guarantee: every "
+        "head keeps at least this share",
     )
     rounding: Literal["exact", "official"] = option(
         "exact",

@@ -61,8 +61,8 @@ class CAKE(Method):
 
     window: int = option(32, "newest queries that vote and always stay", low=2)
     gamma: float = option(200.0, "weight, in a token's score, of the variance of its attention over the window", low=0)
-    tau1: float = option(1.0, "the dispersion enters a layer's preference to the power 1 / tau1", above=0)
-    tau2: float = option(1.0, "the shift enters a layer's preference to the power 1 / tau2", above=0)
+    tau1: float = option(1.0, "a layer's budget grows with H^(1 / tau1); H: how dispersed its attention is", above=0)
+    tau2: float = option(1.0, "a layer's budget grows with V^(1 / tau2); V: how far its attention shifts", above=0)
     kernel: int = option(5, "average-pooling width, 1 for none", low=1, odd=True)
     rounding: Literal["exact", "official"] = option(
         "exact",
@@ -72,7 +72,9 @@ class CAKE(Method):
     compat: Literal["none", "reference"] = option(
         "none", "reproduce the released code: entries stored in score order, and the option cascade takes effect"
     )
-    cascade: bool = option(True, "evict lower layers before the model reads upper layers (compat=reference)")
+    cascade: bool = option(
+        True, "lower layers keep less, as if evicted before the upper layers are computed (compat=reference)"
+    )
 
     def needs(self) -> Needs:
         return Needs(queries="window", window=self.window)

@@ -38,7 +38,8 @@ class CAOTE(Method):
     paper = "Goel et al., arXiv 2504.14051"
 
     form: Literal["mean", "squared"] = option(
-        "mean", "score by the error of one averaged attention row, or by squared errors of each query's row"
+        "mean",
+        "mean: score by the output error of one averaged attention row; squared: by squared errors of each query's row",
     )
     window: int | None = option(
         None, "newest queries that vote and always stay; none: 64 with form=mean, 8 with form=squared", low=1

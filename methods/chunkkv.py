@@ -50,7 +50,11 @@ class ChunkKV(Method):
         super().__post_init__()
         inner = named("base", self.base, lambda: self.inner)
         if not inner.takes_budget or not inner.uniform or inner.joint:
-            raise OptionError("base", f"must name a method that gives all heads one budget; got {quote(self.base)}.")
+            raise OptionError(
+                "base",
+                "must name a method that scores each layer by itself and gives all heads equal budgets; "
+                f"got {quote(self.base)}.",
+            )
         if isinstance(inner, ChunkKV) or RANK in inner.columns():
             raise OptionError("base", f"must name a method that scores single entries; got {quote(self.base)}.")
 

@@ -47,7 +47,7 @@ class CriticalKV(Method):
 
     base: str = option("snapkv(kernel=5, pool=avg)", "the method that scores, with its options in brackets")
     rho: float = option(0.5, "share of a head's budget that the base's scores alone decide", low=0, high=1)
-    epsilon: float = option(1e-4, "added to an entry's mean score per query; the norm multiplies the sum", low=0)
+    epsilon: float = option(1e-4, "added to an entry's mean score per query before the norm multiplies it", low=0)
     window_in_stage1: bool = option(True, "protected entries count towards the share rho")
     ada: bool = option(False, "the heads of a layer share the layer's budget, as in ada-kv")
     floor_alpha: float = option(0.2, "share of the budget that every head keeps at least (ada=true)", low=0, high=1)

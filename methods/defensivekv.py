@@ -43,15 +43,28 @@ class DefensiveKV(Method):
 
     window: int = option(32, "last queries of the prompt that vote and always stay", low=1)
     kernel: int = option(5, "average-pooling width, 1 for none", low=1, odd=True)
-    level: Literal["layer", "model"] = option("layer", "entries compete over the heads of each layer, or of the model")
+    level: Literal["layer", "model"] = option(
+        "layer", "layer: entries compete over the heads of each layer; model: over the heads of all layers"
+    )
     mass: float = option(
-        0.9, "a head's best entries are forced to stay until their attention is mass less bias", low=0, high=1
+        0.9,
+        "a head's entries with the most attention are forced to stay, as many as together get less than mass minus "
+        "bias",
+        low=0,
+        high=1,
     )
     bias: Literal["released", "window", "off"] = option(
-        "released", "what is subtracted from mass: attention to the entries before the window, to the window, or 0"
+        "released",
+        "attention that is subtracted from mass. released: that to the last entries before the window; window: that to "
+        "the window; off: 0",
     )
-    norm: Literal["heads", "tokens"] = option("heads", "divide value norms by their sum over KV heads, or over entries")
-    forced: int | None = option(None, "most forced entries of a head; none: the budget sets the limit", low=0)
+    norm: Literal["heads", "tokens"] = option(
+        "heads",
+        "heads: divide a value's norm by the sum over its token's KV heads; tokens: by the sum over its head's entries",
+    )
+    forced: int | None = option(
+        None, "a head has at most this many forced entries; none: the budget sets the limit", low=0
+    )
 
     @property
     def scope(self) -> Literal["head", "layer", "model"]:  # type: ignore[override]  # an option decides
@@ -84,7 +97,11 @@ class DefensiveKV(Method):
         return torch.where(older & ~self._forced(view, paid, older), score, score.amax(dim=(1, 2), keepdim=True))
 
     def _forced(self, view: LayerView, paid: torch.Tensor, older: torch.Tensor) -> torch.Tensor:
-        """Return the mask of forced entries, the best by mean attention, [b, Hk, N]. paid, older: as in `score`."""
+        """Return the mask of forced entries, the best by mean attention, [b, Hk, N].
+
+        paid: the attention of the window's queries to the older entries, [b, Hk, g, w, N]. older: mask of the entries
+        before the window, [b, Hk, N].
+        """
         mean, held = paid.mean(dim=(2, 3)), view.held()
         rank = ranks(mean, view.positions, older)
         most = ((held - self.window) * view.budget // held.clamp(min=1) - self.window).clamp(min=0)
@@ -93,7 +110,10 @@ class DefensiveKV(Method):
         return rank < count.minimum(most)[..., None]
 
     def _bias(self, view: LayerView, paid: torch.Tensor) -> torch.Tensor | float:
-        """Return the bias, attention that is subtracted from `mass`, [b, 1, 1]; paid: as in `score`."""
+        """Return the bias, attention that is subtracted from `mass`, [b, 1, 1].
+
+        paid: the attention of the window's queries to the entries before the window, [b, Hk, g, w, N].
+        """
         if self.bias == "window":
             return 1 - paid.sum(dim=-1).mean(dim=(1, 2, 3))[:, None, None]
         newest = ~view.older(2 * self.window)  # of the entries before the window

@@ -41,7 +41,9 @@ class KVzip(Method):
 
     chunk: int = option(2000, "prompt tokens that one probe repeats", low=1)
     postfix: int = option(8, "how many of the previous chunk's last tokens stand at the beginning of a probe", low=0)
-    level: Literal["pair", "head"] = option("pair", "one competition over the whole model, or a budget for each head")
+    level: Literal["pair", "head"] = option(
+        "pair", "pair: all entries of the model compete for one budget; head: each head has its own budget"
+    )
     sinks: int = option(4, "first tokens, which always stay and are in the softmax of every chunk", low=0)
 
     @property

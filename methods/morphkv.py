@@ -40,7 +40,9 @@ class MorphKV(Method):
     window: int = option(32, "tokens before the current one that always stay and vote", low=1)
     fuse: Literal["sum", "max"] = option("sum", "how the votes of the window are merged")
     form: Literal["llama", "mistral"] = option(
-        "llama", "reduction over the group, as in the Llama file (summed logits) or the Mistral file (maximum)"
+        "llama",
+        "how the query heads of a group become one vote. llama: softmax of their summed logits; mistral: largest of "
+        "their softmaxes",
     )
     voters: int | None = option(None, "how many tokens before the current one vote; none: the window", low=1)
 

@@ -47,7 +47,8 @@ class RKV(WindowVote):
     )
     compat: Literal["none", "reference"] = option(
         "none",
-        "reproduce the released code: entries in score order; a key without a similar key spares the first entry",
+        "reproduce the released code: entries stored in score order; a key without a similar key gets cosine 0 with "
+        "the first entry",
     )
     global_score: Literal["none", "max", "mean", "sum"] = option(
         "none", "merge the vote with earlier votes, as gkv does"

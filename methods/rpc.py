@@ -46,8 +46,12 @@ class RPC(Method):
     c: float = option(4.0, "one of every c generated tokens stays (form=native)", low=1)
     kernel: int = option(7, "pooling width, 1 for none", low=1, odd=True)
     pool: Literal["avg", "max"] = option("avg", "kind of pooling")
-    aggregate: Literal["all", "group"] = option("all", "mean over all query heads of a layer, or over each group")
-    selectors: Literal["recent", "new"] = option("recent", "the newest R queries vote, or only the newest query")
+    aggregate: Literal["all", "group"] = option(
+        "all", "votes are averaged over all query heads of a layer (all), or over each group (group)"
+    )
+    selectors: Literal["recent", "new"] = option(
+        "recent", "the newest R queries vote (recent), or only the newest query (new)"
+    )
     compat: Literal["none", "reference"] = option("none", "count the newest query twice, as the released code does")
 
     def needs(self) -> Needs:

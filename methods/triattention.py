@@ -50,15 +50,21 @@ class TriAttention(Method):
 
     table: str = option("auto", "file with the mean queries; auto: triattention.safetensors beside the model")
     level: Literal["head", "layer_head", "all"] = option(
-        "head", "one set of tokens per KV head for all layers (head), per head and layer, or for the model (all)"
+        "head",
+        "which tokens stay. head: one set per KV head, the same in all layers; layer_head: one set for every head of "
+        "every layer; all: one set for the whole model",
     )
     reach: int = option(65536, "largest offset beyond the next position", low=1)
     over: Literal["mean", "max"] = option("mean", "how a key's scores at the offsets become one score")
     group: Literal["max", "mean"] = option("max", "how the query heads of a group are merged (level=layer_head)")
     normalize: bool = option(True, "standardise the scores of each query head")
-    trig: bool = option(True, "add the series to the weighted key norms; false: the norms alone")
+    trig: bool = option(
+        True, "score a key by its product with the mean query plus its weighted norm; false: by the weighted norm alone"
+    )
     spread: bool = option(
-        True, "weight of a key's norm: the queries' mean norm minus the norm of their mean; false: the mean norm alone"
+        True,
+        "weigh a key's norm by the queries' mean norm minus the norm of the mean query; false: by the queries' mean "
+        "norm",
     )
     prompt: Literal["keep", "score"] = option("keep", "whether the prompt stays, or competes")
 

@@ -9,8 +9,8 @@ The newest `window` tokens and the first `sinks` always stay. Of the other entri
 
 a_j is the attention that the newest `window` queries pay to entry j: softmax over all older entries, mean over queries
 and group, average pooling. The draw takes the entries with the largest a_j / e_j. Here e_j = -log u_j, where u_j is a
-hash of sample, eviction, layer, head and position. `draw=false` takes the largest a_j; the paper's ablation range_attn
-also has no sinks.
+hash of sample, eviction, layer, head and position. `draw=false` takes the largest a_j; with
+`sinks=0` too, it is the paper's ablation range_attn.
 
 Defaults as in the released scripts: window 64, a quarter of the budget for large values (class: 200 entries), pooling
 of 5. In the released code the window is also the interval between evictions, and the budget must be a multiple of it.
@@ -74,14 +74,20 @@ class VaSE(Method):
         return ScoreOut(-place, self._slots(view, place, older))
 
     def _chance(self, view: LayerView, older: torch.Tensor) -> torch.Tensor:
-        """Return the older entries' attention a_j, [b, Hk, N], divided by the random e_j unless draw=false."""
+        """Return the older entries' attention a_j, [b, Hk, N]; with `draw`, divided by random numbers e_j.
+
+        The division makes the choice of the entries with the largest numbers a random draw.
+        """
         order = slot_order(view) if self.columns() else view.text_order()
         paid = view.last_queries(self.window).attend(domain="outside_window")
         paid = view.pool(paid, "avg", self.kernel, older, order)
         return (paid / -view.noise().clamp(1e-20, 1 - 2**-24).log()).float() if self.draw else paid
 
     def _slots(self, view: LayerView, place: torch.Tensor, older: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the column of ranks: for older entries that stay, `place` (for sinks, the position); else NaN."""
+        """Return the column of ranks with compat=reference, else nothing. Ranks give the released code's storage order.
+
+        The rank of an older entry that stays is its `place`, that of a sink its position. All other ranks are NaN.
+        """
         if not self.columns():
             return {}
         place = torch.where(view.positions < self.sinks, view.positions.float(), place)

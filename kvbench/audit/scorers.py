@@ -53,7 +53,8 @@ class ScoredGolden:
 
 
 def read_goldens(folder: Path) -> dict[str, list[Golden]]:
-    """Return the goldens in a folder, by file name. Only files whose names are in `FILES` are read.
+    """Return the goldens (recorded inputs with the official results) in a folder, by file name. Only files whose names
+    are in `FILES` are read.
 
     Raises UserError if the folder has no such file, or if one cannot be read.
     """
@@ -64,7 +65,8 @@ def read_goldens(folder: Path) -> dict[str, list[Golden]]:
 
 
 def audit(goldens: Mapping[str, Sequence[Golden]]) -> Iterator[ScoredGolden]:
-    """Score the input of every golden with kvbench's scorer, and yield the golden with this result."""
+    """Score the input of every golden (an input with the official result) with kvbench's scorer, and yield the golden
+    with kvbench's result."""
     with ScorePool() as pool:
         for name, rows in goldens.items():
             for number, row in enumerate(rows, start=1):

@@ -118,8 +118,8 @@ def _unchecked(checks: Sequence[Check]) -> list[str]:
 def _where(some: Sequence[Check], every: Sequence[Check]) -> str:
     """Return the models and layouts of the checks in `some`, as text in brackets.
 
-    every: all checks of the same method and invariant. The text names layouts without models if `some` has every check
-    on these layouts. Returns "" if no check in `every` applies.
+    every: all checks of the same method and invariant. If `some` has the checks of all models on these layouts, the
+    text names only the layouts. Returns "" if no check in `every` applies.
     """
     if overall(every) == "n/a":
         return ""

@@ -43,7 +43,7 @@ COMMANDS = {
     ),
     "compare": Entry(
         "compare.compare",
-        "Test whether NEW is worse than BASE: exactly where answers must be equal, elsewhere by paired tests.",
+        "Test whether NEW is worse than BASE: by equality where answers must be equal, otherwise by paired tests.",
     ),
     "repair": Entry(
         "repair.repair",
@@ -73,7 +73,7 @@ COMMANDS = {
     ),
     "train": Entry(
         "train.train",
-        "Train what a method needs for a model, or estimate a table of heads from the model's attention.",
+        "Train what a method needs for a model, or estimate a number for every head from the model's attention.",
     ),
     "weights": Entry("weights.app", "Trained weights of methods: import published checkpoints."),
     "lm-eval": Entry(

@@ -66,9 +66,10 @@ class Question:
     """The samples of one question in one cell.
 
     asked: a hash of the question's prompt and sampling settings; None: unknown. scores: the score of each sample; None:
-    the sample has no score. marks: the marks (`mark`) of all samples, one after the other. answers: the number of
-    samples with an answer. totals: the sum of each of the `COUNTS` over these answers. entries: the maximum of each of
-    the three `ENTRIES` over these answers; None: unknown.
+    the sample has no score. marks: the marks of all samples, one after the other; a mark is two characters computed
+    from an answer's hash. answers: the number of samples with an answer. totals: sums over these answers, such as their
+    tokens, by the names in `COUNTS`. entries: the maxima over these answers of three numbers of entries (`ENTRIES`):
+    after an eviction, at any time, and budget plus interval; None: unknown.
     """
 
     cluster: str

@@ -3,9 +3,9 @@ fact.
 
 A fact belongs to one of three classes. `SUBJECT`: facts whose effect a regression run is meant to test; the comparison
 lists differences. `SURROUNDINGS`: facts that may change the last bits of logits, and so the answers; the comparison
-lists differences in a separate note. `REFUSED`: facts that must be equal, as in one table of `kvbench report`; if both
-sides know such a fact and it differs, scores cannot be compared, and the comparison ends with an error. `MAPPED` lists
-the exceptions for two models that --map pairs.
+lists differences in a separate note. `REFUSED`: facts that must be equal; if both sides know such a fact and it
+differs, scores cannot be compared, and the comparison ends with an error. `MAPPED` lists the facts of `REFUSED` that
+may differ between two models that --map pairs.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ assert {name for name, _, _ in NOTED} <= {*FACTS}
 class Difference:
     """A fact in which two cells differ.
 
-    kind: the fact's class (see the module's docstring): "subject", "surroundings" or "refused".
+    kind: the fact's class. "subject": the comparison is meant to test the fact's effect. "surroundings": the fact may
+    change the last bits of logits. "refused": the fact must be equal, so the cells cannot be compared.
     """
 
     name: str
@@ -89,8 +90,8 @@ class Difference:
     def _entries(self, value: str | None) -> tuple[dict[str, Any], str]:
         """Return the JSON object in this fact's value, and the word that is shown for a key that the object lacks.
 
-        The word is "none". If the run recorded no versions of libraries (value None), it is "unknown" for the fact
-        `libraries`.
+        The word is "none". Only if the fact is `libraries` and the run recorded no versions of libraries (value None),
+        the word is "unknown".
         """
         return json_object(value or "{}"), "unknown" if value is None and self.name != "artefacts" else "none"
 
@@ -117,9 +118,9 @@ def of_record(name: str, record: Mapping[str, Any], task: str) -> str | None:
 
 
 def differences(base: Cell, new: Cell, *, mapped: bool = False) -> list[Difference]:
-    """Return the facts in which two cells differ. An unknown value differs from a known value, except for the facts in
-    `REFUSED`. mapped: the user compares two models (or two revisions of one model) on purpose, so that differences in
-    `MAPPED` have the class "subject"."""
+    """Return the facts in which two cells differ. An unknown value differs from a known value, except for facts that
+    must be equal (`REFUSED`). mapped: the user compares two models (or two revisions of one model) on purpose. Then a
+    difference in a fact of `MAPPED` (the model's revision, the adapter) has the class "subject" and is no error."""
     found = []
     for name in FACTS:
         mine, theirs = base.facts.get(name), new.facts.get(name)
@@ -131,9 +132,9 @@ def differences(base: Cell, new: Cell, *, mapped: bool = False) -> list[Differen
 
 
 def refuse(base: Cell, new: Cell, found: list[Difference]) -> None:
-    """Raise UserError if two cells cannot be compared. They cannot be compared if they differ in a fact of the class
-    "refused", in the name of the compared score, or in the prompt or sampling of a question. found: the result of
-    `differences`."""
+    """Raise UserError if two cells cannot be compared. They cannot be compared if they differ in a fact that must be
+    equal (class "refused"), in the name of the compared score, or in the prompt or sampling of a question. found: the
+    result of `differences`."""
     for difference in found:
         if difference.kind == "refused":
             word, mine, theirs = WORDS[difference.name], _shown(difference.base), _shown(difference.new)
@@ -156,9 +157,9 @@ def not_comparable(base: Cell, new: Cell, word: str, mine: str, theirs: str) -> 
 
 
 def same_tokens(base: Cell, new: Cell) -> bool:
-    """Return whether the answers of two cells must be equal. This takes four conditions: all facts in `DECIDING` are
-    equal; all facts in `KNOWN` are known; the code had no uncommitted changes; both cells have the same questions, with
-    equally many samples of each."""
+    """Return whether the answers of two cells must be equal. This takes four conditions: all facts that may change a
+    token (`DECIDING`) are equal; all facts in `KNOWN` are known; the code had no uncommitted changes; both cells have
+    the same questions, with equally many samples of each."""
     if any(base.facts.get(name) != new.facts.get(name) for name in DECIDING):
         return False
     if any(base.facts.get(name) is None for name in KNOWN) or "+changes" in (base.facts.get("git") or ""):

@@ -75,8 +75,8 @@ def _compared(base: Side, new: Side) -> tuple[int, str]:
 
 
 def _falling(cell: Cell) -> set[str]:
-    """Return the questions whose scores the planted drop sets to 0: of the questions with a score above 0, all but
-    every fifth (`KEEPS`)."""
+    """Return the questions whose scores the planted drop sets to 0. These are questions with a score above 0, but every
+    fifth of them (`KEEPS`) keeps its score and is not returned."""
     right = [name for name, one in sorted(cell.questions.items()) if any(one.scores)]
     return {name for number, name in enumerate(right) if number % KEEPS}
 

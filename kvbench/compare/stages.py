@@ -47,7 +47,8 @@ class Verdict:
     score that the test finds with 80% power.
 
     p: the p-value after Holm's correction; if the second seed was not run, the uncorrected p-value of the first stage.
-    again: whether the second seed must be run: it was not run, the cell is undecided, and its first stage rejects.
+    again: whether the user must run the second seed. True if it was not run, the cell is undecided, and the test of the
+    first stage rejects "no drop".
     """
 
     name: str

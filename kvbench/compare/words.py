@@ -133,8 +133,9 @@ def second_run(outcome: Outcome) -> str:
 
 
 def differing(outcome: Outcome) -> Iterator[tuple[str, str]]:
-    """Yield (class, sentence) for each fact that differs between the sides. The class is "subject" or "surroundings".
-    The sentence has both values; for a fact about methods it also names the methods."""
+    """Yield (class, sentence) for each fact that differs between the sides. The class is "subject" (the comparison is
+    meant to test the fact's effect) or "surroundings" (the fact may change the last bits of logits). The sentence has
+    both values; for a fact about methods it also names the methods."""
     found: dict[Difference, list[str]] = {}
     for one in outcome.judged:
         for difference in (found for pair in one.pairs for found in pair.differences):

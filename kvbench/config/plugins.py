@@ -154,8 +154,8 @@ def _run(file: Path, source: bytes, name: str, label: str) -> None:
 
 
 def _cause(error: BaseException, file: Path) -> str:
-    """Return one line that says why the import of a plug-in failed. For an error that is not one of kvbench's own, it
-    also names the line of the file."""
+    """Return one line of text that says why the import of a plug-in failed. If the error is not one of kvbench's own,
+    the text also names the line of the plug-in's file at which the error occurred."""
     if isinstance(error, NameTaken):
         return f": {error} Register it under another name."
     if isinstance(error, KVBenchError):

@@ -109,7 +109,7 @@ class Grid:
     prompt_style: str | None = None
 
     def cells(self, own: int) -> list[Cell]:
-        """Return the cells of the grid. own: the run's interval."""
+        """Return the cells of the grid. own: the run's interval. A cell at this interval gets `interval=None`."""
         intervals = [None if interval == own else interval for interval in self.intervals or (own,)]
         return [
             Cell(method=method, budget=size, task=task, interval=interval)
@@ -151,7 +151,7 @@ class RunConfig(Settings):
             for task in grid.tasks:
                 if values.setdefault(task, value) != value:
                     two = f"two values of {quote(name)}: {values[task]} and {value}"
-                    raise UserError(f"task {quote(task)} has {two}. Give it one value.")
+                    raise UserError(f"task {quote(task)} has {two}. Give this task the same value in all grids.")
 
     def cells(self) -> tuple[Cell, ...]:
         """Return the cells of all grids, each once."""
@@ -207,8 +207,8 @@ class RunConfig(Settings):
     def hash(self) -> str:
         """Return a hash (16 hex digits) of the cells and of the settings that a continued run must keep.
 
-        The order of the cells does not matter. Except `limit`, a setting with its default value does not enter the
-        hash. A later version can therefore add a setting without changing earlier hashes.
+        The order of the cells does not matter. A setting with its default value does not enter the hash; only `limit`
+        always enters it. A later version can therefore add a setting without changing earlier hashes.
         """
         free = ("grids", *OPERATIONAL)
         identity = {k: v for k, v in self.to_dict().items() if k not in free and v != DEFAULTS[k]}

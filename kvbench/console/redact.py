@@ -64,7 +64,8 @@ def redact_keys(text: str) -> str:
 def hide_keys(text: str) -> str:
     """Return a text in which values that look like secrets are hidden.
 
-    The name before a value does not matter: ``token=abc/q.jsonl`` is not changed.
+    The value alone decides, not the name before it: ``token=abc/q.jsonl`` is not changed, because ``abc/q.jsonl`` does
+    not look like a secret.
     """
     for value in _secret_values(os.environ):
         text = text.replace(value, HIDDEN)

@@ -148,8 +148,8 @@ def not_at_end(clean: Callable[[], None]) -> None:
 
 
 def say(error: Interrupted, tell: Callable[[Interrupted], None]) -> None:
-    """Clean up, then let `tell` print the error as the line of an interrupted command. `tell` is not called if the
-    watching thread has printed this line already.
+    """Clean up, then let `tell` print the error: the line that the user sees after a signal. `tell` is not called if
+    the watching thread has printed this line already.
     """
     clean_up()
     if _handling is None or _handling.claim():

@@ -13,8 +13,8 @@ LOOK = 8  # most steps before the host looks at their tokens
 def block_length(sequences: Many[Sequence], trigger: Trigger, look: int, states: bool = False) -> int:
     """Return how many steps the device runs in one block, at most `look`.
 
-    The block ends at the first tick of any sequence, or when all turns have their maximum length. If any sequence is in
-    a conversation with stop strings, the block has 1 step: a longer block would write entries after the stop string,
+    The block ends at the first tick of any sequence, or when all answers have their maximum length. If any sequence is
+    in a conversation with stop strings, the block has 1 step: a longer block would write entries after the stop string,
     which cannot be removed. states: whether layers of the model keep a state. If so, the block has 1 step in every
     conversation, because further steps would change the states of a sequence that has ended.
     """
@@ -28,7 +28,7 @@ def stores_newest(sequences: Many[Sequence], trigger: Trigger, width: int, steps
     """Return whether the queries and hidden states of the next `steps` steps must be stored.
 
     A slot has room for the queries and hidden states of its newest `width` tokens; each new token replaces the oldest.
-    So the steps need store nothing if all of it would be replaced before the next tick of any sequence.
+    The steps need not store theirs if later tokens replace all of them before the next tick of any sequence.
     """
     if width == 0 or trigger.growth is None or width >= trigger.growth:
         return width > 0
@@ -37,7 +37,10 @@ def stores_newest(sequences: Many[Sequence], trigger: Trigger, width: int, steps
 
 
 def _clocks(sequences: Many[Sequence]) -> set[int]:
-    """Return the distinct clocks (`Sequence.clock`), which are few: sequences that began together share a clock."""
+    """Return the distinct clocks of the sequences. A clock counts the decode steps since the prompt.
+
+    There are few clocks, because sequences that began together have equal clocks.
+    """
     return {sequence.clock for sequence in sequences}
 
 

@@ -144,8 +144,8 @@ class Evictor:
         """Yield groups of batches. In each group the method decides about all layers of some slots together.
 
         The method gets one view per batch. A group is one batch with all layers if that fits into one view, else one
-        batch per layer. Its slots have equal `sizes` and equally long views. All views of a group together stay within
-        the scratch of one view, unless the group has only one slot.
+        batch per layer. The slots of a group have equal `sizes` (see `_batches`) and equally long views. All views of a
+        group together take no more scratch than one view may take, unless the group has only one slot.
         """
         one_view: dict[tuple[int, ...], list[int]] = {}
         by_layer: dict[tuple[int, ...], list[int]] = {}

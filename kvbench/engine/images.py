@@ -57,9 +57,9 @@ class PromptImages:
         return 0 if self.axes is None else int(self.axes[..., :tokens].max()) + 1 - tokens
 
     def kept(self, held: Sequence[Sequence[torch.Tensor]]) -> tuple[float, float]:
-        """Return `kept_shares` of the prompt after its evictions.
+        """Return the share of the prompt's text tokens, and that of its image tokens, that still have an entry.
 
-        held: for each layer, the positions of each head's entries.
+        held: for each layer, the positions of each head's entries. See `kept_shares`.
         """
         heads = [positions for layer in held for positions in layer]
         return kept_shares(heads, self.images.spans, len(self.modality))

@@ -81,7 +81,7 @@ def plan_cell(
         slots: the number of slots, or "auto": as many as fit into memory, but no more than `sequences` or `MOST_SLOTS`.
         budget, interval, max_tokens, max_output, tail, prefill_chunk, prefill, backend: see `Engine`.
         max_prompt: most tokens that are read as one prompt; None: `max_tokens`.
-        samplings: those of the requests; (): all are greedy.
+        samplings: the sampling settings of the requests; (): all requests are greedy.
         images: see `footprint.footprint`.
 
     Raises SetupError when one slot, or the requested number of slots, does not fit into memory. Raises UserError when

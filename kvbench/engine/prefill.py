@@ -87,7 +87,7 @@ class PromptReader:
 
     Args:
         chunk: most tokens per pass if an eviction follows each pass; otherwise see `layout.pass_tokens`. Longer passes
-            compute attention for `chunk` queries at a time, with the exception that `BlockWriter` names.
+            compute attention for `chunk` queries at a time; `BlockWriter` describes the one exception.
         prefill: when to evict: once ("full") or after every chunk ("chunked").
         log: receives the kept positions of every eviction, see `rules.KeptLog`.
     """

@@ -110,7 +110,10 @@ class Rules:
         )
 
     def _marks_of(self, call: AttentionCall) -> torch.Tensor | None:
-        """Return which new tokens are marks (`Needs.marks`), [b, t] bool; False for embeddings without a token id."""
+        """Return which new tokens consist of the characters `Needs.marks` and of white space, [b, t] bool.
+
+        False for embeddings, which have no token id. None if the method looks for no characters.
+        """
         if self.marks is None:
             return None
         # zeros are made on the device of `marks`: a copy from the host cannot be captured in a CUDA graph

@@ -65,8 +65,8 @@ class Ticks:
 class Scratch:
     """Counts the bytes that the code of one method takes on one model.
 
-    gpu: whether the method will run on a GPU. counted: earlier counts for evictions while decoding on this model, by
-    what each count depends on. Several cells may share a count.
+    gpu: whether the method will run on a GPU. counted: earlier counts for evictions while decoding on this model. The
+    key of a count holds all that the count depends on, so several cells may share a count.
     """
 
     meta: MetaViews
@@ -179,10 +179,10 @@ class Scratch:
         return max(observed, decided, views + shown.b * self._compacting(held))
 
     def _ticking(self, acting: Method, seen: Shown | None, shown: Shown) -> TickBytes:
-        """Return the bytes to observe a view, the bytes to decide about views, and how many of the latter are copies.
+        """Return three numbers of bytes: to observe a view, to decide about views, and for copies of entries.
 
-        The copies are those of entries that the views hold. seen: the sizes of the observed view; None: nothing is
-        observed. shown: the sizes of the views of the decision.
+        The third number is a part of the second: the views of a decision copy entries. seen: the sizes of the observed
+        view; None: nothing is observed. shown: the sizes of the views of the decision.
         """
         depends: object = (self.meta, self.gpu, acting, seen, shown)
         try:

@@ -56,7 +56,7 @@ class Meter:
     def note_prompt(self, prompt: PromptState, samples: int, copies: int) -> None:
         """Record the time and memory of reading a prompt; its samples share the time equally.
 
-        copies: heads of the cache per KV head of the model.
+        copies: heads of the cache per KV head of the model; more than 1 for methods that keep entries per query head.
         """
         self.budget = None if prompt.budget is None else prompt.budget * copies
         self.prefill_seconds += prompt.seconds / samples
@@ -151,7 +151,11 @@ class Sequence:
 
     @property
     def next_token(self) -> int:
-        """The token that the sequence reads next: the first of `pending`, else the last of `tokens`, else 0."""
+        """The token that the sequence reads next.
+
+        If the sequence must still read tokens of a new turn (`pending`), this is the first of them. Otherwise it is the
+        newest token of the answer, or 0 if the answer has no token yet.
+        """
         return self.pending[0] if self.pending else self.tokens[-1] if self.tokens else 0
 
     @property
@@ -167,7 +171,8 @@ class Sequence:
     def count_step(self, token: Token, ends: frozenset[int], decode: Callable[[list[int]], str]) -> None:
         """Count a decode step, which has read one token and drawn another.
 
-        The drawn token is dropped while further tokens of `pending` must be read. ends: end tokens of the model.
+        The drawn token is dropped if the sequence must still read further tokens of a new turn (`pending`). ends: end
+        tokens of the model.
         """
         self.clock += 1
         if self.pending:
@@ -219,9 +224,9 @@ class Sequence:
         Returns None if the conversation has no further turn, or if the sequence has failed. If the next turn would
         leave no room for an answer, the sequence fails and the result is None too.
 
-        A fresh follow-up is a whole new prompt. Any other follow-up is read after the answer. The answer's last token
-        is not in the cache yet, so it is read first. If that token is an end token, it is left out, because the
-        follow-up begins with the template's end of turn.
+        A fresh follow-up is a whole new prompt, which replaces the request's prompt. Of any other follow-up, this
+        function puts the ids into `pending`, after the answer's last token, which is not in the cache yet. An end token
+        is left out, because the follow-up begins with the template's end of turn.
         """
         if self.request.conversation is None or self.status != "ok":
             return None
@@ -250,7 +255,11 @@ class Sequence:
         return follow
 
     def generation(self, decode: Callable[[list[int]], str], cache: SlotCache, decoding: str) -> Generation:
-        """Return the sample's result. cache: the cache in which the sample was decoded; decoding: see `Usage`."""
+        """Return the sample's result.
+
+        cache: the cache in which the sample was decoded. decoding: words for how the decode steps ran, for
+        `Usage.decoding`.
+        """
         text = self.text(decode)
         forced = bool(self.request.forced)
         return Generation(

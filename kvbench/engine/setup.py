@@ -55,7 +55,10 @@ class Setup:
 
     @property
     def copies(self) -> int:
-        """Heads of the cache per KV head of the model, by which reports multiply entries per head of the cache."""
+        """Heads of the cache per KV head of the model; more than 1 for methods that keep entries per query head.
+
+        The entries per KV head are the entries per head of the cache, multiplied by this number.
+        """
         return largest_group(self.loaded.geometry) if self.method.per_query_head else 1
 
     @property
@@ -69,7 +72,7 @@ class Setup:
         return stored_hidden(self.method, self.interval, self.lengths.total) if self.method.evicts else (0, 0)
 
     def rules_for_prompt(self, tokens: int) -> Rules:
-        """Return the rules for a prompt of `tokens` tokens: `rules` with its budget in entries."""
+        """Return the rules for a prompt of `tokens` tokens: `rules` with the budget for this prompt, in entries."""
         budget = entry_budget(self.method, self.budget, tokens, largest_group(self.loaded.geometry))
         return replace(self.rules, budget=budget)
 
@@ -95,8 +98,9 @@ def set_up(
 ) -> Setup:
     """Set up a method on a loaded model. kernels: whether its terms may run Triton kernels, which need a GPU.
 
-    Raises UserError when the method does not support the model, or needs trained weights and neither its options nor
-    the model's folder give them. Raises SetupError when its weights are missing or belong to another model.
+    Raises UserError when the method does not support the model. Also raises UserError when the method needs trained
+    weights, its options name no file, and the model's folder has none. Raises SetupError when any other file of weights
+    is missing, or when weights belong to another model.
     """
     geometry = fit(loaded.geometry, method, lengths.total)
     return Setup(
@@ -113,9 +117,13 @@ def set_up(
 def rules_for(method: Method, loaded: LoadedModel, interval: int, geometry: Sequence[LayerGeometry]) -> Rules:
     """Return the rules of a method, without a budget: its weights and, if it needs them, the model's RoPE and matrices.
 
-    geometry: the cache's geometry. Raises SetupError when the weights are missing or belong to another model. Raises
-    UserError when neither the method's options nor the model's folder give the trained weights that it needs, when it
-    cannot undo the model's RoPE or read its attention modules, or when a matrix that it needs is quantised or divided.
+    geometry: the cache's geometry.
+
+    Raises:
+        UserError: The method needs trained weights, its options name no file, and the model's folder has none. Or the
+            method needs the model's RoPE, attention modules or matrices, but cannot use those of this model. It cannot
+            use a matrix that is quantised, or divided among devices.
+        SetupError: Any other file of weights is missing, or weights belong to another model.
     """
     weights, needs = {}, method.needs()
     if (needed := method.weights()) is not None:

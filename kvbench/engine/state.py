@@ -2,7 +2,7 @@
 
 The host writes them before a block of steps (`load`), every step updates them on the device (`advance`), and the host
 reads the tokens of the whole block at once (`read`). Between `load` and `read` a step needs nothing from the host, so a
-GPU can replay a captured step.
+GPU can replay a step that was captured as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ FIELDS = 9  # numbers per slot in `State.rows`, without end tokens and fixed tok
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """How tokens are drawn in one call of `Engine.generate`; a captured step is valid for one `Drawing`."""
+    """How tokens are drawn in one call of `Engine.generate`.
+
+    A decode step that is captured once and then replayed always draws tokens in the same way. For another `Drawing` the
+    step must be captured again.
+    """
 
     sampling: Sampling = field(default_factory=Sampling)
     ends: int = 0  # most end tokens that a request has

@@ -118,8 +118,10 @@ class BlockWriter:
         return call.attend(queries, keys, values, bias)
 
     def _mask(self, layer: PromptLayer, start: int, count: int, rows: int, call: AttentionCall) -> torch.Tensor | None:
-        """Return the mask of `_attend`: the result of `newest_rows` if that suffices, else an additive mask
-        [b or 1, Hk or 1, count, rows].
+        """Return the mask that `_attend` gives to attention.
+
+        If the layer needs no mask that takes memory (`_maskless`), this is the result of `newest_rows`. Otherwise it is
+        an additive mask [b or 1, Hk or 1, count, rows].
 
         Layers with the same window and equally many entries share the mask.
         """

@@ -165,8 +165,8 @@ class Method(ABC):
     def unscored(self) -> int:
         """Return how many of the newest tokens the method cannot score, so that every protection must keep them.
 
-        By default these are the tokens of the window whose queries score older entries, as far as `protect` keeps them.
-        Without a window the number is 0.
+        By default, a method with Needs(queries="window") cannot score the tokens of this window, because their queries
+        score the older entries. The number counts only tokens that `protect` keeps. For other methods it is 0.
         """
         needs = self.needs()
         return min(needs.width, self.protect(1 << 30).recent) if needs.queries == "window" else 0

@@ -16,10 +16,10 @@ _noted: ContextVar[Noted | None] = ContextVar("noted", default=None)
 
 
 def refuse(amount: torch.Tensor, error: MakeError) -> None:
-    """Raise error(value) if value, the number in the tensor `amount` as an int, is not 0.
+    """Raise an error if the number in the tensor `amount` is not 0.
 
-    amount: a tensor with one integer or bool. Inside a block `with gathered()`, the check is delayed until the next
-    call of `read` or the end of the block.
+    amount: a tensor with one integer or bool. error: a function that makes the error from this number. Inside a block
+    `with gathered()`, the check is delayed until the next call of `read` or the end of the block.
     """
     noted = _noted.get()
     if noted is not None:

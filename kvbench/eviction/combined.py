@@ -110,9 +110,9 @@ class Combined(Method):
         return self.first.states() + self.second.states()
 
     def protect(self, budget: int) -> Protect:
-        """Return the union of what the two methods protect.
+        """Return the union of what the two methods protect, for messages about the budget.
 
-        At each eviction only one method decides, and only the protection of that method applies.
+        An eviction does not use this union. It uses only the protection of the method that decides.
         """
         a, b = self.first.keeps_always(budget), self.second.keeps_always(budget)
         return Protect(

@@ -71,8 +71,9 @@ class LayerView:
     def per_sequence(self, x: torch.Tensor) -> torch.Tensor:
         """Return x with an axis for the L layers whose entries are chosen together: [b, L, ...] with b sequences.
 
-        A `LayerView` shows one layer, so L is 1. In a `StackView` axis 0 of x runs over layers and sequences; this
-        function splits that axis into two.
+        A `LayerView` shows one layer, so L is 1. In a `StackView` axis 0 of x runs over layers and sequences. If its
+        layers choose their entries together, this function splits that axis into two. If each layer chooses its entries
+        separately, axis 0 stays as it is, and L is 1.
         """
         return x[:, None]
 
@@ -138,9 +139,9 @@ class LayerView:
         return self.rope.rotate(x, by)
 
     def at(self, device: torch.device) -> LayerView:
-        """Return a copy of the view on a device; its tensors in `VECTORS` are not moved.
+        """Return a copy of the view on a device, without moving the tensors that only `score` reads (`VECTORS`).
 
-        It serves decisions over several layers of a model that is divided among devices.
+        Such copies are used to choose entries in several layers together if these layers are on different devices.
         """
 
         def moved(value: Any) -> Any:

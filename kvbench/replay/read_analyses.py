@@ -1,7 +1,7 @@
 """Reads the traces of a task for analyses: with the full cache and, if an analysis needs it, with every chosen method.
 
 Analyses of attention get the full cache's attention for 16 successive queries at a time. Memory holds the sums of the
-analyses and, at any time, either this attention or the `Reference` of one batch.
+analyses. It also holds, at any time, either this attention or what the full cache gave for one batch (`Reference`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Reads a batch of traces with the full cache, and keeps a record of this reading. Readings under eviction are compared
 with the record, and the oracle decides by it.
 
+A block is a part of an answer: `interval` successive tokens, fewer in the last block.
+
 For a trace of n answer tokens and T tokens in all, the record has n V numbers for logits (V: vocabulary). Per layer it
-also has n Hq D numbers for outputs, and at most 4 T Hk numbers for the attention of each block (Hq query heads of
-dimension D, Hk KV heads). Therefore `batches` puts fewer traces into a batch if they are long.
+also has n Hq D numbers for the outputs of attention (Hq query heads of dimension D). Per layer and block it has at most
+4 T Hk numbers for attention (Hk KV heads). Therefore `batches` puts fewer traces into a batch if they are long.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ MOST_TRACES = 64  # most traces of a batch
 
 class FutureAttention(Listener):
     """Records the attention of a batch read with the full cache: b traces with P prompt and n answer tokens each.
+
+    A block is `interval` successive tokens of the answer; the last block may be shorter.
 
     Attributes (both by layer, for the layers in which methods evict):
         attention: [b, Hk, blocks, T] float32, T = P + n - 1: for each block of the answer, the attention that the
@@ -80,7 +84,8 @@ class FutureAttention(Listener):
     def future(self) -> dict[str, torch.Tensor]:
         """Return, by name, the weights that the oracle `golden` reads: tables of future attention, and the interval.
 
-        Each table has one block more than the answer. The values of this last block are 0, because no query follows it.
+        Each table has one block (`interval` tokens) more than the answer. The values of this last block are 0, because
+        no query follows it.
         """
         tables = {"interval": torch.tensor(self.interval, device=self.device)}
         for name, table in (("mean", self.attention), ("max", self.most)):
@@ -124,7 +129,7 @@ class Reference(FutureAttention):
         self._logits.append(logits)
 
     def close(self) -> None:
-        """Concatenate the logits of all blocks, and release the cache. Call this after the traces were read."""
+        """Concatenate the recorded logits, and release the cache. Call this after the traces were read."""
         self.logits = torch.cat(self._logits, dim=1)
         self._logits.clear()
         del self.cache
@@ -190,7 +195,7 @@ def attention_to_held(layer: PromptLayer, call: AttentionCall, query: torch.Tens
 def read_full(reader: TraceReader, traces: Sequence[ForcedTrace], *, extreme: bool = False) -> Reference:
     """Read a batch with the full cache, and return the record of this reading.
 
-    reader: a reader with the method `full`. extreme: whether to record `Reference.most`.
+    reader: a reader whose method is `full`, the full cache. extreme: whether to record `Reference.most`.
     """
     reference = Reference(traces, reader.interval, reader.loaded.device, extreme=extreme)
     reader.read(traces, reference)
@@ -203,7 +208,8 @@ def read_future(
 ) -> dict[str, torch.Tensor]:
     """Read a batch with the full cache, and return only the oracle's tables of future attention.
 
-    reader: a reader with the method `full`. extreme: whether to return tables of the largest attention too.
+    reader: a reader whose method is `full`, the full cache. extreme: whether to return tables of the largest attention
+    too.
     """
     record = FutureAttention(traces, reader.interval, reader.loaded.device, extreme=extreme)
     reader.read(traces, record)

@@ -39,7 +39,8 @@ class Work:
 class Readings(Progress):
     """The progress line of a replay.
 
-    It counts generated answers, or readings of answers; the line of a run counts rows. It shows no memory.
+    It counts generated answers, or readings of answers, whereas the progress line of a run counts rows. It does not
+    show how much memory is used.
     """
 
     _name = _unit = ""

@@ -85,8 +85,8 @@ class Mixture:
 @dataclass(frozen=True, slots=True)
 class Difference:
     """A difference that keeps rows out of a common table although they agree in the columns of `SAME`. `word`: what
-    differs, in words. `values`: the differing value of each row, such as its judge; rows without such a value, such
-    as those of other methods, have the code -1. `remedy`: what the user can do."""
+    differs, in words. `values`: a column with the differing value of each row, such as the row's judge. A row without
+    such a value, such as a row of another method, has the code -1 in this column. `remedy`: what the user can do."""
 
     word: str
     values: Text
@@ -96,9 +96,9 @@ class Difference:
 def values_of(rows: Rows, column: str) -> list[Any]:
     """Return the distinct values of a column, sorted; [None] for a column without values.
 
-    Missing values (the full cache has no interval) and the value in `OF_QUESTION` count as equal to every value, and
-    are not returned. A column in `BY_QUESTION` may differ from question to question: if it has several values, but no
-    question has two of them, the result is also [None].
+    Two kinds of values count as equal to every value, and are not returned: missing values (the full cache has no
+    interval), and the value that `OF_QUESTION` names for the column. The result is also [None] if the column is in
+    `BY_QUESTION`, and its values differ only from question to question.
     """
     values = [value for value in rows.values(column) if value != OF_QUESTION.get(column)]
     if column in BY_QUESTION and len(values) > 1 and _with_several(rows, rows.number(column)) is None:
@@ -118,8 +118,8 @@ def intervals_apart(rows: Rows) -> list[str]:
 
 
 def split(rows: Rows, columns: Sequence[str]) -> list[tuple[str, Rows]]:
-    """Split rows by the values of the columns. Return (label, rows) pairs. For each column, a row whose value is
-    missing or stands in `OF_QUESTION` is put into every part."""
+    """Split rows by the values of the columns. Return (label, rows) pairs. A row is put into every part of a column if
+    the row's value is missing, or is the value that `OF_QUESTION` names for the column."""
     parts = [("", rows)]
     for column in columns:
         parts = [

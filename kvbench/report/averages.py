@@ -94,8 +94,11 @@ class AverageTable:
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """Comparable tables of the tasks of one group, such as LongBench. `label`: the label of the comparable rows.
-    `members`: the tables by task variant. `settings`: for each column in `EQUAL` the values that these tables have."""
+    """Comparable tables of the tasks of one group, such as LongBench.
+
+    `label`: how the rows of these tables differ from the other rows of the same tasks. `members`: the tables by task
+    variant. `settings`: for each column in `EQUAL` the values that these tables have.
+    """
 
     name: str
     label: str

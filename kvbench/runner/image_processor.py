@@ -44,10 +44,10 @@ def load(name: str, where: str, revision: str | None, config: Any, tokenizer: An
 
 
 def _grid(images: Any) -> dict[str, Any] | None:
-    """Return the field `count` of `Vision`, as {"count": function}, if the image processor makes a grid; else None.
+    """Return {"count": function} if the image processor cuts an image into a grid of patches; otherwise return None.
 
-    Such a processor (Qwen2-VL and later) cuts an image into a grid of patches. It turns `merge_size` by `merge_size`
-    patches into one token.
+    The function is the field `count` of `Vision`: it returns how many tokens an image has. Such a processor (Qwen2-VL
+    and later) turns `merge_size` by `merge_size` patches into one token.
     """
     if "image_grid_thw" not in images.model_input_names:
         return None
@@ -55,10 +55,11 @@ def _grid(images: Any) -> dict[str, Any] | None:
 
 
 def _counted(name: str, images: Any, tokenizer: Any, config: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields `count`, `around` and `options` of `Vision` for a processor of `COUNTED`.
+    """Return the fields `count`, `around` and `options` of `Vision` for a processor whose class `COUNTED` lists.
 
-    Raises UserError in these cases: the processor is not in `COUNTED`; it writes another number of tokens than it
-    counts; its image tokens have a gap. Raises SetupError if the processor's files lack a setting.
+    The function tries the processor on a test image. Raises UserError in these cases: `COUNTED` does not list the
+    processor's class; the processor announces another number of tokens for the test image than it writes; the image
+    tokens have a gap. Raises SetupError if the processor's files lack a setting.
     """
     kind = settings.get("processor_class") or PROCESSOR_MAPPING_NAMES.get(config.model_type)
     what = f"model {quote(name)} (model type {quote(config.model_type)}): tasks cannot place its images in prompts"

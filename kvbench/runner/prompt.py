@@ -22,7 +22,9 @@ from kvbench.taskkit.vision import check_markers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One document as token ids. Document, text and ids lie in a spool; each access to `doc` or `text` reads the spool.
+    """One document as token ids.
+
+    Document, text and ids lie in a temporary file; each access to `doc` or `text` reads this file.
 
     max_new_tokens: most tokens that a sample generates in one turn. max_tokens: most tokens that a sample reads and
     generates in all turns together. cut: number of tokens removed because the text was too long. compress_at: in a

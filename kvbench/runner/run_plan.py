@@ -132,7 +132,7 @@ class RunPlan:
     def workers(self, missing: int) -> int:
         """Return how many processes should share the run's missing rows on a CPU. missing: number of these rows.
 
-        If one process computes the model on all threads, the result is 1.
+        The result is 1 if a single process uses all threads of torch for the model.
         """
         most = max((cell.plan.peak_bytes for cell in self.cells), default=0) + PROCESS
         fitting = int(memory.total(self.device) * USABLE[self.device.type]) // most
@@ -221,9 +221,9 @@ def _loader(config: RunConfig, inputs: Inputs, device: torch.device, division: D
 
 
 def _plan_shape(inputs: Inputs, say: Notice) -> ModelShape:
-    """Return the model's shape, read from its configuration without weights.
+    """Return the sizes of the model that a plan needs, read from its configuration without weights.
 
-    If the model's layers cannot be read without weights, estimate the shape and tell the user so (`say`).
+    If the model's layers cannot be read without weights, estimate the sizes and tell the user so (`say`).
     """
     try:
         return read_shape(inputs.config)

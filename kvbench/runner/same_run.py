@@ -178,9 +178,10 @@ def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], 
 
 
 def _edited_files(before: Mapping[str, Any], now: Mapping[str, Any], own: Iterable[str]) -> str:
-    """Return the names of changed source files, as text for a message.
+    """Return the names of those files in `own` that changed, as text for a message.
 
-    own: the labels of all source files of the changed methods.
+    own: all source files of the methods whose source changed, as labels such as ``kvbench/methods/gkv.py``. If no file
+    in `own` differs between the two records, the text says that the method imports other files.
     """
     was, has = (_hashes(record.get("method_files", [])) for record in (before, now))
     return few(sorted(bare(file) for file in own if was.get(file) != has.get(file)), MOST) or "it imports other files"

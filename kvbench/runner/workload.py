@@ -252,7 +252,7 @@ class TaskWork:
 
 
 def _with_vision(task: Task, reader: ModelReader, vision: Callable[[], Vision]) -> ModelReader:
-    """Return a reader for questions with images. Raises UserError if the prompts use no chat template."""
+    """Return the model's reader with an image processor added. Raises UserError if the prompts use no chat template."""
     if not reader.chat:
         raise UserError(
             f"task {quote(task.name)} has images, which only a chat template can place in a prompt. Leave out "

@@ -51,8 +51,8 @@ _TURN_SECONDS = 120.0  # longest wait for another second try to end; after that,
 class Verdict:
     """The result of running a program on the tests of a problem, up to the first test that fails.
 
-    results: per test True, False (a wrong value) or an error code; only (-2,) if the code is -5. seconds: time of the
-    slowest test or, if a test failed, of the failed test.
+    results: per test True, False (a wrong value) or an error code. If `code` is -5, `results` is (-2,) instead, however
+    many tests passed before. seconds: time of the slowest test or, if a test failed, of the failed test.
     """
 
     verdict: str  # pass, wrong_answer, runtime_error, time_limit, memory_limit or output_limit
@@ -80,7 +80,7 @@ class Grades:
 def extract_code(text: str) -> str:
     """Return the lines between the last two lines with three backticks; "" if there are fewer than two such lines.
 
-    Equal to LiveCodeBench's ``extract_code``, which also accepts drafts, and blocks that hold no program.
+    As in LiveCodeBench's ``extract_code``, these lines count even if they are a draft or hold no program.
     """
     lines = text.split("\n")
     fences = [number for number, line in enumerate(lines) if _FENCE in line]

@@ -2,8 +2,8 @@
 
 Every score is in [0, 1]; the official tables show the mean times 100, rounded to two decimals. ROUGE-L comes from the
 package rouge 1.0.1 and Chinese words from jieba 0.42.1 (extra ``longbench``): other versions, and the package
-rouge-score, give other scores. The similarity of code lines is `difflib`'s ratio. The official set-up computes the same
-ratio with fuzzywuzzy, because it lacks python-Levenshtein.
+rouge-score, give other scores. The similarity of code lines is `difflib`'s ratio. The official set-up uses the
+package fuzzywuzzy without python-Levenshtein, which computes the same ratio.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def rouge_l_zh(prediction: str, answer: str) -> float:
 def classification(prediction: str, answer: str, all_classes: Sequence[str]) -> float:
     """Return 1 divided by the number of class names that occur in the output if the right name is among them, else 0.
 
-    Names that are part of the right name do not count. As in the official code, the loop removes such names from the
-    list over which it iterates. It therefore skips the name after each removed name, and scores depend on this.
+    Names that are part of the right name do not count, with one exception. Of the names that occur, the one that
+    follows such a name is not examined, and always counts. The official code has this fault, and scores depend on it.
     """
     named = [name for name in all_classes if name in prediction]
     for name in named:

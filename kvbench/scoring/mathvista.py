@@ -164,8 +164,9 @@ def _value(found: Sequence[tuple[str, ...]]) -> str | None:
 def _option(part: str, choices: Sequence[str], introduced: bool) -> str | None:
     """Return the letter that a text chooses or, if it names no letter, the longest option that it contains.
 
-    choices: the options. introduced: whether the answer begins the text. If it does, an option or a letter at the
-    beginning of the text takes precedence over later ones; a letter with a mark, such as "B)", does so in any case.
+    A letter with a mark at the beginning of the text, such as "B)", takes precedence over everything else. choices: the
+    options. introduced: whether the answer begins the text. If so, any option or letter at the beginning of the text
+    takes precedence over later ones.
     """
     if named := _letter(_FIRST_LETTER.match(part), choices):
         return named

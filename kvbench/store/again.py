@@ -26,7 +26,7 @@ _USUAL = {"judge_key_env": "OPENAI_API_KEY", "judge_mode": "single"}
 
 
 def used(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run that the user must give again. info: the content of run.json.
+    """Return the settings of a run that the user must give again to continue it. info: the content of run.json.
 
     Each of these settings runs code, contacts a server, or makes lm-eval load data from the hub.
 

@@ -3,10 +3,10 @@
 `replacing` writes a temporary file in the target's folder, and renames it to the target once it is on disk. After a
 kill or a power cut the target is therefore the complete old file, the complete new file, or absent. If the target is a
 link, the link is replaced, and the file behind the link stays unchanged. `open_plain` and `read_plain` open regular
-files only. Someone else's folder can therefore lead kvbench neither to a file outside the folder nor to an endless
-pipe. `own_folder` checks that a folder is not a link. `probe` writes a file to find out whether a folder is writable,
-because mode bits mean nothing to root or on a read-only mount. These functions cannot help against a disk that loses
-data after fsync.
+files only, because a folder from someone else may hold a link to a file outside the folder, or a pipe that never ends.
+`own_folder` checks that a folder is not a link. `probe` writes a file to find out whether a folder is writable, because
+mode bits mean nothing to root or on a read-only mount. These functions cannot help against a disk that loses data after
+fsync.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def remedy(error: OSError) -> str:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the folder's entries (new files, renames) durable."""
+    """Sync the folder to disk, so that its new and renamed files survive a power cut."""
     if os.name == "nt":  # folders cannot be opened there
         return
     fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)

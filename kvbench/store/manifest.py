@@ -7,8 +7,8 @@ because rows of two settings must not mix. The hashes reveal mistakes, not malic
 contacts anything because a run.json names it (docs/security.md).
 
 Settings are stored as the user gave them, but without secrets. A run can therefore be continued with the stored
-settings, and two settings look alike only if they differ in nothing but secrets. Parts that are only shown, such as the
-command, are redacted: secrets and the user's name in paths are hidden.
+settings. If two configurations differ in secrets only, kvbench takes them for equal. Parts that are only shown, such as
+the command, are redacted: secrets and the user's name in paths are hidden.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def surroundings(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the environment in JSON types. Parts in AS_GIVEN lose only secrets; all other parts are redacted."""
+    """Return the environment in JSON types, without secrets. The user's name in paths is hidden too, except in the
+    parts that `AS_GIVEN` names.
+    """
     return as_json(redact_config(environment)) | plain({k: v for k, v in environment.items() if k in AS_GIVEN})
 
 

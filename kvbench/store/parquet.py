@@ -87,7 +87,7 @@ def _repeated(stored: pa.Schema, schema: pa.Schema) -> list[str]:
 
 
 def _check_size(footer: pq.FileMetaData, names: Sequence[str], size: int, row_bytes: int) -> None:
-    """Raise Damaged if the footer claims more than the file can hold. size: the bytes of the file.
+    """Raise Damaged if the footer claims more than the file can hold. size: the file's size in bytes.
 
     The limit for rows is one per byte of the file, because no two rows of a table are equal. The limit for the unpacked
     bytes of the columns `names` is `_BYTES` plus `row_bytes` per row.

@@ -59,7 +59,7 @@ class Snapshot:
 
     @property
     def unfinished(self) -> bool:
-        """Whether fewer rows than planned are saved or final; False if the planned number is unknown."""
+        """Whether some planned rows are neither saved nor final; False if the planned number is unknown."""
         return self.planned is not None and self.saved + self.final < self.planned
 
     @property

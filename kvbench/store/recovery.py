@@ -214,7 +214,7 @@ def read_journal(run_dir: Path, known: JournalContent | None = None) -> JournalC
 
 def _read_on(content: JournalContent, folder: Path, name: str, size: int) -> None:
     """Read those lines of a segment that `content` lacks, and add their rows to `content`. size: the segment's
-    bytes.
+    length in bytes.
     """
     content.torn.pop(name, None)
     for offset, line in _lines(folder / name, content.ends.get(name, 0), size):

@@ -121,8 +121,11 @@ _MAY_BE_NULL = {("environment", part) for part in ("kv_cache", "plugins", "plugi
 
 
 def why_not(content: Any) -> str:
-    """Return the dotted name of the first part that has a wrong type or lacks a required part; "" if all parts are
-    right."""
+    """Return the dotted name of the first wrong part of a run.json; "" if all parts are right.
+
+    A part is wrong if it has a wrong type, or if it is an object that lacks a required part. content: what the file
+    holds.
+    """
     return _wrong(content, _CONTENT, ()) or ""
 
 

@@ -55,7 +55,7 @@ def draw(numbers: Sequence[Sequence[int]]) -> Any:
 
 
 def _label(number: int) -> Any:
-    """Return the pixels of a number's digits, with a dot's width between them."""
+    """Return the pixels of a number: its two digits, with a gap of `SCALE` pixels between them."""
     import numpy as np
 
     rows = [".".join(parts) for parts in zip(*(DIGITS[int(digit)] for digit in str(number)))]

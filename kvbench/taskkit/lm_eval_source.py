@@ -193,7 +193,8 @@ class LocalRows:
     """A task's data from the user's data folder, used in place of lm-eval's data set.
 
     asked: the data of the questions. examples: the data of the few-shot examples; None: other questions serve as
-    examples. official: False if lm-eval takes the examples from a separate split, which the folder lacks.
+    examples. official: whether the examples come from the same split as in lm-eval. False if lm-eval takes them from a
+    separate split, but the folder has no data of this split.
     """
 
     asked: list[dict[str, Any]]  # the questions

@@ -71,7 +71,7 @@ class LMEvalTask(Task):
 
     @property
     def gated(self) -> bool:
-        """Return whether one of kvbench's own tasks has the same data and lists them as gated, so not to be shown.
+        """Return whether the data must not be shown, because one of kvbench's own tasks lists the same data as gated.
 
         Raises UserError and SetupError as `definition` does.
         """

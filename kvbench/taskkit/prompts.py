@@ -143,7 +143,7 @@ def render(
     The answer prefix of the prompt's last turn comes after the assistant header, so that the model continues the
     prefix. answers: the model's answers to the earlier turns. chat: whether to use the chat template. thinking: the
     template's thinking switch; None: the template's own. chat_template: a template in place of the tokenizer's; origin:
-    its file, for messages. Raises UserError for a document with a history if `chat` is False.
+    its file, for messages. Raises UserError if `chat` is False and a turn has a history of earlier messages.
     """
     turns = doc.turns[: len(answers) + 1]
     if not chat:

@@ -122,13 +122,13 @@ class ModelReader:
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """The turns of a document after the first, for `kvbench.records.Request`.
+    """All turns of a document except its first turn, for `kvbench.records.Request`.
 
     The engine continues each turn from the cache of the turn before if three conditions hold: `keep` is set, no later
     turn has images, and the chat template only appends text (many templates drop the thinking of earlier answers).
     Otherwise each turn is a new prompt.
 
-    read: returns the document, which need not stay in memory.
+    read: function that returns the document, so that the document need not stay in memory.
     """
 
     read: Callable[[], Doc]

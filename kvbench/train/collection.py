@@ -38,8 +38,8 @@ class Collection:
     max_tokens: int = option(4096, "most tokens of an answer to a question from --data", low=1)
     max_prompt: int = option(
         0,
-        "most tokens of a prompt: longer prompts are skipped, longer raw texts are cut; 0: as many as leave room for "
-        "an answer",
+        "most tokens of a prompt: longer prompts are skipped, longer raw texts that the model is to continue are cut; "
+        "0: as many as leave room for an answer",
         low=0,
     )
     min_tokens: int = option(0, "drop answers with fewer tokens", low=0)

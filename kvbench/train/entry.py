@@ -145,7 +145,10 @@ def check_least(more: Mapping[str, Any], **least: float) -> None:
 
 
 def check_choices(more: Mapping[str, Any], **choices: Sequence[str]) -> None:
-    """Raise UserError if a setting in `more` has none of its values in `choices`; other settings are not checked."""
+    """Raise UserError if a setting in `more` has a value that `choices` does not list for it.
+
+    Settings that `choices` does not name are not checked.
+    """
     for name, known in choices.items():
         if (value := more.get(name, known[0])) not in known:
             need = " or ".join(known) if len(known) < 3 else f"one of {', '.join(known)}"

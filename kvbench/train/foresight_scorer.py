@@ -29,10 +29,11 @@ MEASURED = 32  # traces from which mean and standard deviation of the inputs are
 
 
 class TrainedScorer:
-    """A scorer in training, which takes standardised inputs; `scorer()` returns the equivalent scorer of raw inputs.
+    """A scorer in training: it takes standardised inputs, and its outputs are divided by `unit`.
 
-    start: initial tensors. mean, deviation: mean and standard deviation of the raw inputs, [L, Hk, D]. unit: the factor
-    by which the outputs of the scorer in training must be multiplied to get raw outputs.
+    `scorer()` returns the equivalent scorer for the weights file, whose inputs are not standardised and whose outputs
+    are not divided. start: initial tensors. mean, deviation: mean and standard deviation by which the inputs are
+    standardised, [L, Hk, D].
     """
 
     def __init__(
@@ -45,7 +46,10 @@ class TrainedScorer:
 
     @classmethod
     def random(cls, shapes: Shapes, moments: Moments, seed: int, unit: float) -> TrainedScorer:
-        """Return a randomly initialised scorer with tensors of the given shapes. moments: those of its raw inputs."""
+        """Return a randomly initialised scorer with tensors of the given shapes.
+
+        moments: mean and variance by which the inputs are standardised.
+        """
         generator = torch.Generator().manual_seed(seed)
         inputs, hidden = shapes["w1"][-2:]
         spread = {"w1": inputs**-0.5, "w2": hidden**-0.5, "b1": 0.0, "b2": 0.0}
@@ -56,14 +60,14 @@ class TrainedScorer:
     def of(cls, scorer: Mapping[str, torch.Tensor], moments: Moments) -> TrainedScorer:
         """Convert a finished scorer into the form for standardised inputs, so that it can be trained further.
 
-        moments: those of the scorer's raw inputs.
+        moments: mean and variance by which the inputs are standardised.
         """
         trained = cls(scorer, *moments.result())
         trained.put(scorer)
         return trained
 
     def scorer(self) -> dict[str, torch.Tensor]:
-        """Return the tensors of the equivalent scorer that takes raw inputs."""
+        """Return the tensors of the equivalent scorer that takes inputs without standardisation."""
         p = self.parameters
         w1 = p["w1"] / self.deviation[..., None]
         b1 = p["b1"] - (self.mean[..., None] * w1).sum(dim=-2)
@@ -71,7 +75,10 @@ class TrainedScorer:
 
     @torch.no_grad()
     def put(self, scorer: Mapping[str, torch.Tensor]) -> None:
-        """Set the trained tensors from those of a scorer of raw inputs and outputs: the reverse of `scorer`."""
+        """Set the trained tensors from the tensors of an equivalent scorer; this reverses the method `scorer`.
+
+        The equivalent scorer takes inputs without standardisation, and its outputs are not divided by `unit`.
+        """
         standardised = {
             "w1": scorer["w1"] * self.deviation[..., None],
             "b1": scorer["b1"] + (self.mean[..., None] * scorer["w1"]).sum(dim=-2),
@@ -119,7 +126,7 @@ class ScorerRecipe(TraceRecipe):
 
     @classmethod
     def answers(cls, settings: Settings, longest: int) -> Answers:
-        """Return the values that a rehearsal supplies where code reads a meta tensor.
+        """Return the made-up values for a rehearsal, in which tensors have sizes but no values.
 
         Every integer is the budget. The number of True values in a mask depends on the mask's length n. If n is above
         the budget, the mask has n - r True values, where r is the number of newest tokens that the method protects.

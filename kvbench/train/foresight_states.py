@@ -44,7 +44,7 @@ Take = Callable[[Choice], None]  # called with each layer's eviction, outside in
 
 
 def ignore(choice: Choice) -> None:
-    """Do nothing with an eviction: the `Take` that is used while no reading is recorded."""
+    """Do nothing with an eviction. `Evictions` calls this function while it records no reading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +176,7 @@ class _Watched(Method):
 
 @dataclass(slots=True)
 class _Predictions(Listener):
-    """Collects the loss and the entropy [b, m] of every answer token while traces are read."""
+    """Collects loss and entropy, [b, m] for b readings and m answer tokens, while traces are read."""
 
     targets: torch.Tensor
     losses: list[torch.Tensor] = field(default_factory=list)

@@ -124,7 +124,9 @@ class SparseRecipe(Recipe):
         return Answers(number=budget, marked=lambda length: min(budget, length))
 
     def rehearse_held_out(self) -> None:
-        """Do nothing: held-out figures take memory only while the engine generates, which `generations` declares."""
+        """Do nothing, because held-out figures take memory only while the engine generates answers. A plan counts this
+        memory from what `generations` returns.
+        """
 
     def generations(self) -> Sequence[Generation]:
         longest = max(len(q.ids) + q.max_new_tokens for q in self.test)

@@ -1,5 +1,7 @@
-"""Examples for `headkv`'s table and `duo`'s training: texts that contain the answer to their question at a
-known place.
+"""Examples for learned methods: texts that contain the answer to their question at a known place.
+
+`duo` is trained on such texts. The weights of `headkv` and `triattention`, numbers per query head, are estimated while
+a model reads such texts.
 
 The built-in model gets problems of the task `lookup`. Other models get English texts: notes with codes among unrelated
 sentences. Their last sentence asks for one code (`text_examples`) or for all codes (`passkey_examples`).

@@ -1,7 +1,8 @@
-"""Converts published gates, scorers and surrogates to kvbench's weights files; it runs no code of the published files.
+"""Converts published networks that judge cache entries to kvbench's weights files, without running published code.
 
-It reads safetensors files, and pickle files by `torch.load(weights_only=True)`, which creates tensors only. From
-a checkpoint of a whole model it keeps only the tensors of gates or scorers.
+The networks are the gates of `trimkv` and `retention`, the scorers of `foresightkv`, and the surrogates of `kvzap`. The
+module reads safetensors files, and pickle files by `torch.load(weights_only=True)`, which creates tensors only. From a
+checkpoint of a whole model it keeps only the tensors of these networks.
 """
 
 from __future__ import annotations

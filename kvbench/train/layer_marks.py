@@ -1,4 +1,7 @@
-"""Splits a rehearsal's ledger into segments, which begin and end where a pass enters or leaves a decoder layer."""
+"""Splits a rehearsal's ledger, the record of its memory over time, into segments.
+
+A segment begins and ends where a pass enters or leaves a decoder layer.
+"""
 
 from __future__ import annotations
 

@@ -3,9 +3,10 @@
 The recipe's own code runs on the meta device (`kvbench.train.rehearsal`): its set-up; the loss and the backward pass
 for a batch of the longest items; the update by the optimiser; the held-out figures.
 
-For a model with more than three decoder layers, all alike, the code runs with two layers and with three. In every
-segment of the computation, the bytes are a constant plus a multiple of the number of layers. So the bytes for the whole
-model follow from these two runs. For any other model, the code runs with all layers.
+For a model with more than three decoder layers, all alike, the code runs with two layers and with three. The borders
+of the layers divide the computation into segments (`kvbench.train.layer_marks`). In every segment, the bytes are a
+constant plus a multiple of the number of layers. So the bytes for the whole model follow from these two runs. For any
+other model, the code runs with all layers.
 """
 
 from __future__ import annotations
@@ -60,8 +61,9 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """The results of one rehearsal: the segments of each phase, the recipe's `generations`, the weights' dtype, and the
-    number of items whose tensors the recipe stored."""
+    """The results of one rehearsal: the memory in each phase, segment by segment; the recipe's `generations`; the
+    weights' dtype; and the number of items whose tensors the recipe stored.
+    """
 
     segments: dict[str, list[Segment]]
     generations: Sequence[Generation]
@@ -119,10 +121,11 @@ class Rehearsal:
         return [*(Phase(name, peak) for name, peak in peaks.items()), *generated]
 
     def _all_stored(self, phase: str, peak: Parts, each: int) -> Parts:
-        """Correct a phase's peak: count as many stored items as the real training keeps, within `Recipe.stores`.
+        """Return a phase's peak with as many stored items as the real training keeps.
 
-        peak: the bytes by part, with the few items of the rehearsal. each: stored bytes of one item. An item that does
-        not fit into the storage is in memory only while it is used.
+        The rehearsal stores only its few items. The real training stores as many of its items as fit into
+        `Recipe.stores` bytes; any other item is in memory only while it is used. peak: the rehearsal's bytes by part.
+        each: stored bytes of one item.
         """
         if not each:
             return peak
@@ -225,8 +228,10 @@ class _Tokenizer:
 
 
 def _name_held(recipe: Recipe, loaded: LoadedModel, ledger: Ledger) -> None:
-    """Tell the ledger which tensors are trained, which are the model's weights, and which are the weights of further
-    models that the recipe holds. Each further model is a part with the name of the recipe's attribute."""
+    """Tell the ledger, which counts bytes by part, which tensors are trained, which are the model's weights, and which
+    are the weights of further models that the recipe holds. Each further model is a part of its own, named after the
+    recipe's attribute.
+    """
     ledger.name(recipe.parameters().values(), TRAINED)
     for name, value in vars(recipe).items():
         if isinstance(value, nn.Module):
@@ -246,8 +251,10 @@ def _alike(loaded: LoadedModel) -> bool:
 
 
 def _extended(few: Sequence[Segment], more: Sequence[Segment], layers: int) -> list[Segment]:
-    """Return the segments of the whole model with `layers` layers. They are extrapolated from the segments of two
-    rehearsals: with two layers (few) and with three (more)."""
+    """Return the memory of the whole model, segment by segment, extrapolated from two rehearsals.
+
+    few: the segments of the rehearsal with two layers. more: those with three. layers: the whole model's layers.
+    """
 
     def grown(small: Parts, large: Parts) -> Parts:
         sizes = {n: small[n] + (large[n] - small[n]) * (layers - FEWEST) for n in small | large}

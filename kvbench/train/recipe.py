@@ -118,9 +118,10 @@ class Recipe(ABC):
 
     @classmethod
     def answers(cls, settings: Settings, longest: int) -> Answers:
-        """Return the values that a rehearsal (`kvbench.train.memory`) supplies when code reads values of a meta tensor.
+        """Return the made-up values that code gets when it reads values of a tensor in a rehearsal.
 
-        longest: tokens of the longest item.
+        A rehearsal (`kvbench.train.memory`) runs the code of a training on meta tensors, which have no values. longest:
+        number of tokens of the longest item.
         """
         from kvbench.engine.meta import Answers
 
@@ -137,7 +138,7 @@ class Recipe(ABC):
     def generations(self) -> Sequence[Generation]:
         """Return how the engine generates answers during steps and for held-out figures; empty if it generates none.
 
-        A plan counts the memory of each generation separately from the rehearsal.
+        `kvbench.train.memory` counts the memory of each generation separately from the rehearsal.
         """
         return ()
 

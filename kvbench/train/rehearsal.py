@@ -27,8 +27,8 @@ ATTENTION, ACTIVATIONS = "attention tables", "activations"
 class Segment(NamedTuple):
     """A segment of a computation: what happens between two calls of `Ledger.mark`.
 
-    label: the label of the first of these calls. points: the live bytes by part, recorded at the beginning and after
-    each new tensor.
+    label: the label passed to the first of these calls. points: the bytes in use by part of memory (weights,
+    activations, ...), recorded at the beginning and after each new tensor.
     """
 
     label: str
@@ -40,7 +40,7 @@ class Segment(NamedTuple):
 
 
 class Ledger(MetaBytes):
-    """Counts the live bytes of meta tensors by part (weights, activations, ...), and records them in segments.
+    """Counts the bytes of meta tensors in use, by part of memory (weights, ...), and records them in segments.
 
     A segment lasts from one call of `mark` to the next. kind: decides to which part a new tensor belongs; the method
     `name` can move it to another part. answers: the values that the code gets when it reads meta tensors.

@@ -45,7 +45,8 @@ class Lifetimes:
     def rehearse(self, key: int, layers: Mapping[int, int], seen: int, budget: int, device: torch.device) -> None:
         """Record a made-up eviction after `seen` tokens that leaves `budget` entries in each head.
 
-        key: the noise key of the sequence. layers: number of heads by layer index.
+        key: the noise key of the sequence, under which the eviction is recorded. layers: number of heads by layer
+        index.
         """
         for layer, heads in layers.items():
             self(key, seen, layer, [torch.zeros(budget, dtype=torch.int64, device=device)] * heads)
@@ -56,7 +57,8 @@ class Lifetimes:
     def tables(self, keys: Sequence[Sequence[int]], length: int) -> dict[int, torch.Tensor]:
         """Return, for every layer with evictions, `until` [b, H, length]: the first token that no longer sees an entry.
 
-        keys: for each sequence, the noise keys of its prompt and of its sample, under which the log has its evictions.
+        keys: for each sequence, the noise key of its prompt and that of its sample; the sequence's evictions were
+        recorded under these keys.
         """
         layers: dict[int, torch.Tensor] = {}
         for row, key in ((row, key) for row, names in enumerate(keys) for key in names):

@@ -1,7 +1,7 @@
 """Forward and backward passes of a model under eviction masks, for a micro-batch of sequences at a time.
 
-Letters: b sequences, S tokens in the longest sequence, n last positions of a sequence, which include every answer, t
-positions of a block, H heads of the cache, D hidden size, V vocabulary.
+Letters: b sequences, S tokens in the longest sequence, n last of the S positions, enough to hold the answer of every
+sequence, t of these positions whose losses are computed at a time, H heads of the cache, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Part:
     """A micro-batch of sequences as token ids, `ids` [b, S]. Shorter sequences are padded at the end, where no answer
     token sees the padding.
 
-    targets: [b, n], the last n tokens, which include every answer. weights: [b, n], the weight of each target in the
-    loss; 0 for tokens that belong to no answer.
+    targets: [b, n], the last n of the S tokens; n is large enough for the answer of every sequence. weights: [b, n],
+    the weight of each target in the loss; 0 for tokens that belong to no answer.
     """
 
     def __init__(self, sequences: Sequence[Answered], device: torch.device) -> None:
@@ -100,8 +100,8 @@ def add_up(
         objective: the loss of each token.
         micro: sequences per micro-batch.
         again: recompute activations in the backward pass instead of keeping them.
-        teacher: opens a block and yields the model that, inside it, gives predictions with the full cache; None: no
-            teacher.
+        teacher: returns a context manager; inside its block, the model that it yields predicts with the full cache.
+            None: the loss needs no such predictions.
     """
     device = next(model.parameters()).device
     total = torch.zeros((), device=device)
@@ -129,7 +129,10 @@ def _teacher_states(teacher: Teacher | None, part: Part) -> list[torch.Tensor]:
 def _losses(
     model: Any, teacher: Teacher | None, objective: Objective, targets: torch.Tensor, first: int, *states: torch.Tensor
 ) -> torch.Tensor:
-    """Return the losses [b, t] of a block of predictions, computed from the model's and the teacher's hidden states."""
+    """Return the losses [b, t] of t predictions, computed from the model's and the teacher's hidden states.
+
+    targets: all tokens to predict; the t predictions are for those from index `first` on.
+    """
     logits = [logits_of(model, states[0])]
     if teacher is not None:
         with torch.no_grad(), teacher() as original:

@@ -182,7 +182,7 @@ def _ask(
     processes: Processes,
     on_answer: Callable[[int], None] | None,
 ) -> Answers:
-    """Let the model answer this process's share of the questions without a stored answer; return all answers."""
+    """Let the model answer this process's share of those questions that have no stored answer; return all answers."""
     answers: Answers = file.gather() if file else {}
     todo = [
         Request(

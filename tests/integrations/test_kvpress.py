@@ -120,9 +120,9 @@ def test_a_press_is_identified_by_its_version_options_and_source():
 def test_invalid_options():
     with pytest.raises(UserError, match="must be an odd number, 1 or more; got 4"):
         make("kvpress:SnapKVPress", {"kernel_size": 4})
-    with pytest.raises(UserError, match="'buffer' must be more than the 4 first tokens"):
+    with pytest.raises(UserError, match="'buffer' must be more than 4: the press leaves out the first 4 of the tokens"):
         make("kvpress:CapPress", {"buffer": 4})
-    with pytest.raises(UserError, match="'buffer' must be more than the 4 first tokens"):
+    with pytest.raises(UserError, match="'buffer' must be more than 4: the press leaves out the first 4 of the tokens"):
         make("kvpress:CriticalKVPress", {"press": "ExpectedAttentionPress", "buffer": 4})
     with pytest.raises(UserError, match="kvpress has no scorer press 'Other'"):
         make("kvpress:CriticalKVPress", {"press": "Other"})

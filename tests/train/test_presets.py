@@ -94,7 +94,10 @@ def test_a_trace_beyond_a_length_has_its_own_budget(data, tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["foresightkv", "--preset", "paper"], "--preset paper needs questions from a file; give --data FILE."),
+        (
+            ["foresightkv", "--preset", "paper"],
+            "--preset paper with these prompt settings needs questions from a file; give --data FILE.",
+        ),
         (["headkv", "--preset", "paper"], "headkv is estimated, not trained; it takes no --preset."),
         (["duo", "--preset", "papr"], "the recipe has no preset 'papr'. Did you mean 'paper'? There are tiny, paper."),
     ],

@@ -104,7 +104,8 @@ class Targets:
         return leftovers
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables for the grader: canaries, and a TMPDIR whose size `watch` measures."""
+        """Return the environment variables for the grader: canaries (secrets that must not leak), and a TMPDIR whose
+        size `watch` measures."""
         kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
         return kept | {
             "PYTHONDONTWRITEBYTECODE": "1",

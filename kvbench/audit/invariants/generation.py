@@ -69,7 +69,11 @@ def budget(exam: Exam, way: Way) -> None:
 
 
 def protect(exam: Exam, way: Way) -> None:
-    """No head evicts a protected entry (sinks, recent tokens, prompt), nor protected text while it keeps images."""
+    """No head evicts a protected entry. If text is protected, a head evicts entries of images before those of text.
+
+    Protected entries are sinks, recent tokens and the prompt, as far as the method protects them. A protected entry of
+    an image may stay although the head evicts entries of text.
+    """
     evicts(exam)
     _drops(exam, way)
     protects = False
@@ -184,7 +188,10 @@ def full(exam: Exam, layout: AuditLayout) -> None:
 
 
 def oracle(exam: Exam, way: Way) -> None:
-    """Logits equal those of a pass without a cache, in which a mask hides evicted entries. So no position is wrong."""
+    """Logits equal those of a pass without a cache, in which a mask hides evicted entries.
+
+    If the engine gave an entry a wrong position, the logits would differ.
+    """
     _drops(exam, way)
     for request, sample in exam.main(way).sequences():
         _compare(exam, way, request, sample, masked=True, upto=None)

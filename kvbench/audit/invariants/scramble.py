@@ -14,7 +14,7 @@ JUNK = 5  # invalid entries added per head
 
 
 def scrambled(view: LayerView, seed: int, junk: float | None) -> LayerView:
-    """Return a copy of the view with the entries of every head in random order.
+    """Return a copy of a view (what a method sees of a layer's cache), with the entries of every head in random order.
 
     junk: fill the keys, values and columns of added invalid entries with this number; None adds no entries.
     """
@@ -43,7 +43,8 @@ def scrambled(view: LayerView, seed: int, junk: float | None) -> LayerView:
 
 
 def mapped(view: LayerView, change: Callable[[torch.Tensor], torch.Tensor]) -> LayerView:
-    """Return a copy of the view with `change` applied to every tensor except the weights."""
+    """Return a copy of the view in which every tensor x is replaced by change(x). Only the weights that the method
+    loaded from a file stay unchanged."""
     changes: dict[str, Any] = {}
     for f in (f for f in dataclasses.fields(view) if f.init):
         value = getattr(view, f.name)

@@ -66,7 +66,8 @@ SCALE = 2.0  # factor of random weights: without it attention is almost uniform,
 
 @dataclass
 class Subject:
-    """A model on which methods are audited; it supplies the weights, tables of heads and draft model that methods need.
+    """A model on which methods are audited. It supplies what methods need: weights, tables with a number per head, a
+    draft model.
 
     source: the model's folder or hub name; None for a model in memory only. scratch: the folder for the files that the
     subject supplies. full: trials with the full cache, which all methods share.

@@ -77,7 +77,7 @@ def watching(method: Method) -> Iterator[Seen]:
 
 
 def by_layer(view: StackView) -> Iterator[LayerView]:
-    """Yield the view of each layer that a stacked view shows."""
+    """Split a view that shows several layers at once (a stacked view), and yield one view per layer."""
     for layer in view.layers.unique().tolist():
         rows = mapped(view, lambda tensor, mine=view.layers == layer: tensor[mine])  # type: ignore[misc]
         names = [f.name for f in fields(LayerView) if f.name not in ("layer", "ordinal")]

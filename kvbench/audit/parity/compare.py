@@ -2,8 +2,8 @@
 
 The engine's own `decide` takes the decisions. kvbench's kept entries and columns carry over from step to step. Once
 kvbench keeps other entries than the reference, every later step starts from the reference's state (teacher forcing).
-With a plan that has `steps` or `sorted_steps`, every step starts from the reference's state. A difference need not be
-an error: max pooling makes exact ties, which the reference breaks arbitrarily.
+If the plan compares only some steps (`steps`, `sorted_steps`), every step starts from the reference's state. A
+difference need not be an error: max pooling makes exact ties, which the reference breaks arbitrarily.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class StepResult:
 
 @dataclass(slots=True, kw_only=True)
 class DrawnView(LayerView):
-    """A view that returns the random numbers `drawn` as its noise, instead of a hash."""
+    """A view whose method `noise` returns the given random numbers `drawn`. The `noise` of other views computes a
+    hash."""
 
     drawn: torch.Tensor  # [1, H, N]
 
@@ -54,8 +55,9 @@ class DrawnView(LayerView):
 class ReferenceLayer:
     """The entries of one layer, without keys and values: their positions, the mask `valid`, columns and states.
 
-    Positions have the shape [1, heads, entries]. All heads are padded to the length of the longest. initial: by column
-    name, the values [heads, tokens] with which the column starts for each token; other columns start with their `init`.
+    Positions have the shape [1, heads, entries]. All heads are padded to the length of the longest. initial: for some
+    columns, by name, the value with which the column starts for each token, [heads, tokens]. Every other column starts
+    with its own constant, `Column.init`.
     """
 
     def __init__(self, heads: int, group: int, method: Method, initial: Mapping[str, torch.Tensor]) -> None:
@@ -134,13 +136,14 @@ class ReferenceCache:
         self.evictions = 0
 
     def _per_unit(self, x: torch.Tensor | None) -> torch.Tensor | None:
-        """If the case's units are query heads, repeat the keys or values of each KV head for its query heads."""
+        """Return keys or values with one head per unit of the case. If the units are query heads, the keys or values of
+        each KV head are repeated for its query heads. None stays None."""
         return x if x is None else x.repeat_interleave(self.heads // x.shape[1], dim=1)
 
     def load(self, case: Case, step: int) -> None:
         """Replace all entries by those that the reference held before a step, with the columns that the file stores.
 
-        Other columns start anew. States are replaced only if the plan has `resume`.
+        All other columns get the values with which they start. States are replaced only if the plan has `resume`.
         """
         slots, self.seen = case.slots(step), case.seen[step]
         self.observed = 0 if step == 0 else self.seen
@@ -189,7 +192,8 @@ class ReferenceCache:
         self.evictions += 1
 
     def probe(self, case: Case) -> None:
-        """Show the method the queries and keys of its probes, which the plan takes from the case."""
+        """Show the method its probes (queries and keys of extra tokens), which the plan takes from the case. Do nothing
+        if the plan has no probes."""
         if self.plan.probes is None:
             return
         for index, layer in enumerate(self.layers):

@@ -112,7 +112,8 @@ def _scorer(case: Case) -> Pairs:
 
 
 def _scorer_step(case: Case, method: Any, step: int, views: list[LayerView]) -> Pairs:
-    """Yield the inputs and outputs of the scorer as kvbench computes them and as the file holds them.
+    """Yield the inputs and the outputs of the scorer (the method's network, which scores entries). Each of them comes
+    twice: as kvbench computes it, and as the file holds it.
 
     Entries are in the file's order.
     """

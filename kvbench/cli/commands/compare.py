@@ -78,7 +78,7 @@ def compare(
     ] = False,
     json: Annotated[bool, plain("--json", "The same as --format json.")] = False,
 ) -> int:
-    """Test whether NEW is worse than BASE: exactly where answers must be equal, elsewhere by paired tests."""
+    """Test whether NEW is worse than BASE: by equality where answers must be equal, otherwise by paired tests."""
     if format not in FORMATS:
         raise UserError(f"--format {quote(format)}: choose {', '.join(FORMATS)}.")
     from kvbench.compare.reading import read_side

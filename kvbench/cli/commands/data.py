@@ -106,9 +106,9 @@ def _downloads(named: dict[str, Manifest | None], problems: Problems, *, quiet: 
         with problems.collect():
             if name.startswith(LM_EVAL):
                 raise UserError(
-                    f"lm-eval downloads the data of {quote(name)} itself. Run the task once where there is a network "
-                    "(HF_HUB_OFFLINE=1 then uses what is cached), or give a folder with "
-                    f"lm_eval/{bare(name.removeprefix(LM_EVAL))}.jsonl (--data or KVBENCH_DATA)."
+                    f"lm-eval downloads the data of {quote(name)} itself. Run the task once with a network; later runs "
+                    "with HF_HUB_OFFLINE=1 use the cached data. Or give --data (or KVBENCH_DATA) a folder that holds "
+                    f"lm_eval/{bare(name.removeprefix(LM_EVAL))}.jsonl."
                 )
     problems.stop()
     for name, manifest in named.items() if not quiet else ():

@@ -45,7 +45,7 @@ def report(
         str | None,
         plain(
             "--group-by",
-            "Make one table per value of a column. all: one per combination of values of the columns that differ.",
+            "Make one table per value of a column. all: separate tables for everything that differs.",
             "COLUMN",
         ),
     ] = None,
@@ -85,9 +85,9 @@ def report(
         if html is not None:
             raise UserError(f"--html writes a page of the report of scores; leave out {other}.")
         if baseline is not None:
-            raise UserError(f"{other} does not use --baseline; leave it out.")
+            raise UserError(f"{other} does not use --baseline; leave out --baseline.")
         if plot is not None and not matched:
-            raise UserError(f"--plot draws the report of scores; leave out {other}.")
+            raise UserError(f"--plot draws the reports of scores and of --matched; leave out {other}.")
     if summary and (others or json or format in ("csv", "json")):
         raise UserError("--summary shortens the tables of scores; it takes --format text, markdown or latex.")
 

@@ -108,7 +108,7 @@ def train(
     *,
     typed: Mapping[str, Any],
 ) -> None:
-    """Train what a method needs for a model, or estimate a table of heads from the model's attention.
+    """Train what a method needs for a model, or estimate a number for every head from the model's attention.
 
     Writes DIR/METHOD.safetensors, or DIR/model or DIR/adapter if the model itself is trained.
     A card with the same name and the suffix .json describes the written weights.
@@ -145,7 +145,9 @@ def train(
             raise UserError(f"{kind} is estimated, not trained; it takes no {unused[0]}.")
     with problems.collect():
         if preset and data is None and prompting.settings() and not dry_run:
-            raise UserError(f"--preset {bare(preset)} needs questions from a file; give --data FILE.")
+            raise UserError(
+                f"--preset {bare(preset)} with these prompt settings needs questions from a file; give --data FILE."
+            )
     with problems.collect():
         describe(model, weights=not dry_run)
     with problems.collect():

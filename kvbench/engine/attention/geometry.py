@@ -97,7 +97,7 @@ class LayerGeometry:
 
     @property
     def evicts(self) -> bool:
-        """Whether methods evict entries of this layer: not if it has a sliding window, which bounds its memory."""
+        """Whether methods evict entries of this layer: False if a sliding window already bounds the layer's memory."""
         return self.window is None
 
 
@@ -176,7 +176,11 @@ def layer_type(model: Any, index: int) -> str:
 
 
 def _check_windows(config: Any, layers: Sequence[LayerGeometry]) -> None:
-    """Raise UserError if the model applies a sliding window only by its mask, which the engine does not use."""
+    """Raise UserError if a layer has a sliding window that the model does not pass to attention.
+
+    Such a model applies the window only by an attention mask. The engine runs the model without a mask, so the layer
+    would attend to all entries.
+    """
     text = config.get_text_config()
     kinds = getattr(text, "layer_types", None)
     slides = bool(getattr(text, "sliding_window", None)) and getattr(text, "use_sliding_window", True) is not False
@@ -242,7 +246,10 @@ def per_query_head(geometry: Sequence[LayerGeometry]) -> tuple[LayerGeometry, ..
 
 
 def check_equal_heads(geometry: Sequence[LayerGeometry]) -> None:
-    """Raise UserError when the evicted layers differ in heads or dimensions: an uneven budget needs equal layers."""
+    """Raise UserError when the evicted layers differ in heads or dimensions.
+
+    A method that spreads its budget unevenly needs equal layers.
+    """
     if len({(g.kv_heads, g.head_dim, g.value_dim) for g in geometry if g.evicts}) > 1:
         raise UserError(
             "layers of this model differ in heads or dimensions, which a method that spreads its budget unevenly does "

@@ -67,9 +67,9 @@ class AttentionCall:
         return values if self.latent is None else keys[..., : self.latent.rank]
 
     def in_latents(self, maps: Latent, latent: torch.Tensor) -> AttentionCall:
-        """Return the call of a layer with latent attention in its latent form.
+        """Return the call with queries and keys in the latent form: one key per token for all heads (module `latent`).
 
-        maps: the layer's matrices; latent: [b, 1, t, R], the latents of the new tokens.
+        maps: the matrices of the layer; latent: [b, 1, t, R], the latents of the new tokens.
         """
         key = maps.entries(latent, self.key)
         return replace(self, query=maps.queries(self.query), key=key, value=key[..., :0], latent=maps)
@@ -95,9 +95,9 @@ def route(
 ) -> Iterator[None]:
     """Send the model's attention to `handler` inside the block; afterwards the model is as before.
 
-    hidden: add to each call the hidden states that the attention module reads, and the token ids. latent: pass the
-    calls of latent layers in their latent form; latents: the matrices of these layers from an earlier `route` block of
-    this model.
+    hidden: add to each call the hidden states that the attention module reads, and the token ids. latent: convert
+    the calls of layers with latent attention by `AttentionCall.in_latents`; latents: the matrices of these layers from
+    an earlier `route` block of this model.
     """
     name = next(name for name in map("kvbench_{}".format, itertools.count()) if name not in _replaced)
     text = text_model(model)
@@ -139,8 +139,8 @@ class RoutedModel:
     """A model whose attention handler may differ from one forward pass to the next, inside `with model.routed()`.
 
     Registering a function with transformers takes about a millisecond, changing the handler no time. So prefill and
-    decoding alternate within one `routed()` block. The handler gets the calls of latent layers in their latent form
-    (`latent`). hidden: as for `route`.
+    decoding alternate within one `routed()` block. The handler gets the calls of layers with latent attention in
+    the latent form (`AttentionCall.in_latents`). hidden: as for `route`.
     """
 
     def __init__(self, model: Any, hidden: bool) -> None:
@@ -195,11 +195,11 @@ def set_implementation(model: Any, name: str) -> None:
 def _functions(
     name: str,
 ) -> tuple[Callable[..., tuple[torch.Tensor, None]], Callable[..., None], Callable[..., None]]:
-    """Return the attention function of the routing `name` and two hooks; torch compiles none of the three.
+    """Return the attention function of the `route` block `name`, and two hooks; torch compiles none of the three.
 
-    The first hook stores the input of a module: the hidden states that an attention module reads, or latents. The
-    second stores the token ids when the embedding reads them, and deletes those of the previous pass when a pass
-    begins. A later routing of the same name gets the same functions, because compiled layers are valid only with these.
+    The first hook stores the input of a module: the hidden states that an attention module reads, or latents. When a
+    pass begins, the second hook deletes the token ids of the previous pass; when the embedding reads token ids, it
+    stores them. A later block of this name gets the same functions, because compiled layers are valid only with these.
     """
 
     @torch.compiler.disable

@@ -19,9 +19,9 @@ from kvbench.engine.upload import upload
 class BlockTable:
     """Block tables [rows, Hk, W] and lengths [rows, Hk] of a stack. A row is one layer of one slot (see `stack`).
 
-    Letters: b rows of a call; Hk KV heads; W pages of each head for which the table has room. lengths: entries of each
-    head; pages: pages of each head. entries: entries of each slot in all its layers and heads; used: the pages that
-    these entries fill, without pages allocated for later entries.
+    Letters: b rows of a call; Hk KV heads; W pages of each head for which the table has room. lengths, pages: how many
+    entries and how many pages each head has. entries: how many entries each slot has in all its layers and heads; used:
+    how many pages these entries fill, without pages allocated for later entries.
     """
 
     def __init__(self, pool: Pool, rows: int, slots: int, heads: int, expected: int, device: torch.device) -> None:

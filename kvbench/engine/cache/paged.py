@@ -138,7 +138,8 @@ class PagedStack(Stack):
     def carry_out(self, cut: Cut, counts: np.ndarray, movers: int) -> None:
         """Move the kept entries of a decision to the front of their heads, and free the pages behind them.
 
-        counts, movers: the host's copies of `cut.counts` and `cut.movers`.
+        counts: kept entries of each head; movers: the most entries that any head must move. Both are the host's copies
+        of what `cut` has on the device.
         """
         batch = cut.batch
         front = _front(cut.keep, cut.counts)
@@ -197,7 +198,8 @@ class PagedCache(SlotCache):
     def settle(self, sizes: Mapping[int, int]) -> None:
         """Drop the entries that the method's decisions (`Cut`) do not keep. `sizes` is not used.
 
-        The numbers of kept entries, and the results of delayed checks, come from the device to the host in one copy.
+        One copy from the device to the host brings the numbers of kept entries, and the results of those checks of
+        eviction decisions that were delayed until this copy.
         """
         cuts = [(stack, cut) for stack in self.stacks for cut in stack.cuts()]
         if not cuts:

@@ -95,7 +95,7 @@ class PromptCache:
     ) -> LayerView:
         """Build the method's view of the first `rows` entries per head of a layer.
 
-        probe: the probe that the model reads, None outside probes; own: keys and positions of its tokens.
+        probe: the probe that the model reads, None outside probes; own: keys and positions of the probe's tokens.
         """
         b = len(self.noise_keys)
 
@@ -173,7 +173,7 @@ class PromptCache:
         self.noise_keys = [noise.signed64(key) for key in noise_keys]
 
     def tick(self, growth: int | None) -> None:
-        """Let the method observe the queries since the last tick if it needs every query; then evict if it must.
+        """If the method needs every query, let it observe the queries since the last tick. Then evict if it must.
 
         growth: number of tokens read since the last tick; None: 0.
         """
@@ -213,7 +213,7 @@ class PromptCache:
         return other
 
     def forget_hidden(self, layer: PromptLayer) -> None:
-        """Drop those hidden states of a layer that no eviction after the prompt reads."""
+        """Drop the hidden states of a layer that evictions while decoding do not read."""
         layer.forget_hidden(self.hidden[1])
 
     def forget_windows(self) -> None:

@@ -80,7 +80,8 @@ class PromptLayer:
     ) -> None:
         """Add t tokens from position `start`: key, value [b, Hk, t, D], query [b, Hq, t, D], hidden [b, t, size].
 
-        hidden: None if the model does not pass its hidden states; then raises UserError if the layer stores them.
+        hidden: None if the model does not pass its hidden states. Raises UserError if `hidden` is None although the
+        layer stores hidden states.
         """
         t = key.shape[2]
         end = self.rows + t

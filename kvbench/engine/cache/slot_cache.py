@@ -92,9 +92,10 @@ class Store:
 
 
 class RingPlaces:
-    """Where the rings of all layers store one new vector per slot and head: at its token's position, modulo the width.
+    """The places in ring buffers where each head of each slot stores a vector of the slot's new token.
 
-    positions: [S], the positions of the slots' new tokens. The places are computed once for all rings of one size.
+    In a ring, the place is the token's position modulo the ring's width. positions: [S], the positions of the slots'
+    new tokens. The places are computed once for all rings of one size.
     """
 
     def __init__(self, positions: Replicas) -> None:
@@ -239,7 +240,7 @@ class SlotCache(ABC):
 
     @cached_property
     def _rings(self) -> list[tuple[int, int]]:
-        """(places of one slot's ring, bytes of one place in all heads) of each sliding-window layer."""
+        """For each sliding-window layer: how many places a slot's ring has, and the bytes of one place in all heads."""
         rings, element = (layer for layer in self.layers if isinstance(layer, RingStore)), self.dtype.itemsize
         return [(ring.capacity, ring.geometry.entry_bytes(element)) for ring in rings]
 

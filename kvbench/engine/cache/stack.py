@@ -97,7 +97,10 @@ class Stack(ABC):
 
     @abstractmethod
     def filled(self, rows: np.ndarray) -> np.ndarray:
-        """Return a number per row, [b]. A call of `complete` may have several rows only if their numbers are equal."""
+        """Return a number per row, [b]. One call of `complete` takes only rows with equal numbers.
+
+        In a dense cache the number is the row's entries per head. In a paged cache it is 0 for every row.
+        """
 
     @abstractmethod
     def complete(self, batch: RowBatch, new: int) -> None:

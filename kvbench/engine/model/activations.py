@@ -1,4 +1,4 @@
-"""Finds, without weights, the most bytes of activations that a forward pass holds at once.
+"""Finds, without weights, the most bytes of activations outside attention that a forward pass holds at once.
 
 Layers that keep a state may hold far more numbers per token than attention. For example, transformers' code for Mamba-2
 computes products of all pairs of tokens in a chunk, for every head and every number of the state. How many bytes

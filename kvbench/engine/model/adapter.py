@@ -1,9 +1,9 @@
 """Merges a LoRA adapter into a model's weights with peft, so that the engine runs an ordinary model.
 
 `check` needs no weights: it attaches tensors of the shapes in the adapter's file to a model on the meta device. So an
-adapter of another model is refused before any weights are loaded. An option that is neither in `USED` nor in `UNUSED`
-may only be off or have its default value; otherwise it is refused by name. Such an option may be impossible to merge,
-or may name files or code to load.
+adapter of another model is refused before any weights are loaded. `USED` and `UNUSED` list the options of an adapter's
+configuration that kvbench knows. Any other option is refused by name, unless it is off or has its default value: it may
+be impossible to merge, or may name files or code to load.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """`--device-map auto`: which GPU holds which layers, so that a model may be larger than one GPU.
 
 The package accelerate assigns whole layers to GPUs, in the order in which the model runs them. It also moves hidden
-states from one GPU to the next. Each layer's entries are on the GPU of its weights. All GPUs may hold the same number
-of bytes of weights: about the smallest number with which the model fits, but on no GPU more than the share `WEIGHTS` of
-its memory. So GPUs of one size have about equal room for entries.
+states from one GPU to the next. Each layer's entries are on the GPU of its weights. All GPUs get the same limit for
+bytes of weights: about the smallest limit with which the model fits. No GPU's weights take more than the share
+`WEIGHTS` of its memory. So GPUs of one size have about equal room for entries.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def divide(config: Any, device_map: str, device: str, dtype: torch.dtype) -> Div
 
     config: the model's configuration; device_map, device: the settings of these names. Raises SetupError if there is no
     GPU, if accelerate is not installed or if the weights are too large. Raises UserError for a model that cannot be
-    divided, or a device that excludes --device-map.
+    divided, or if `device` names a single GPU.
     """
     if device_map == "none":
         return None

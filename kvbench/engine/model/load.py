@@ -135,7 +135,7 @@ def load(
 
 
 def refuse_kept(form: Form | None) -> None:
-    """Raise UserError for weights that stay quantised in memory: kvbench does not divide them among GPUs."""
+    """Raise UserError for weights that stay quantised in memory, because --device-map auto does not divide them."""
     if form is not None and form.kept:
         raise UserError(
             f"--device-map auto does not divide weights that stay quantised in memory ({form.name}). Leave out "
@@ -229,7 +229,8 @@ def limit_time_steps(model: Any) -> None:
     """Give state-space layers the limits of time steps that the model's configuration states.
 
     transformers' Nemotron-H does not read these limits (huggingface/transformers#48989). Its passes of several tokens
-    raise every step to `time_step_min`, which should limit the initial weights only. Its passes of one token do not.
+    raise every time step to `time_step_min`, which should limit the initial weights only. Its passes of one token do
+    not.
     """
     limits = getattr(model.config.get_text_config(), "time_step_limit", None)
     if limits is None:

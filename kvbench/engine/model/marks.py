@@ -1,4 +1,4 @@
-"""Finds the tokens of a vocabulary that consist of given characters, such as separators."""
+"""Finds the tokens of a vocabulary that consist of given characters, such as separators, and white space."""
 
 from __future__ import annotations
 

@@ -54,13 +54,16 @@ def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _described(argument: Any) -> Any:
-    """Return a key for an argument: the size of a meta tensor, the keys of a list's items, else the type and value.
+    """Return a key by which results are remembered for an argument.
+
+    The key of a meta tensor is its size. The key of a list is the keys of its items. The key of another value is its
+    type and the value.
 
     Raises TypeError for a tensor with values.
     """
     if isinstance(argument, torch.Tensor):
         if not argument.is_meta:
-            raise TypeError("only the sizes of meta tensors decide about the result")
+            raise TypeError("the result may depend on the values of a tensor, so it cannot be remembered")
         return Size.of(argument)
     if isinstance(argument, (list, tuple)):
         return tuple(map(_described, argument))

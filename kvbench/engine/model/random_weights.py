@@ -80,7 +80,7 @@ def shapes_of(weights: Weights, model: Any) -> dict[str, tuple[int, ...]]:
 def filled(method: Method, name: str, empty: Any, value: Callable[[], str]) -> Method:
     """Return the method with its option `name` set to `value()` if the option is `empty`.
 
-    In a combined method, each part that has this option gets the value.
+    In a combined method, each part whose option `name` is `empty` gets the value.
     """
     if isinstance(method, Combined):
         first, second = (filled(part, name, empty, value) for part in (method.first, method.second))

@@ -96,7 +96,9 @@ class ModelShape:
     def bytes_read(self, element: int, slots: int) -> float:
         """Return the bytes of weights that a step of `slots` sequences reads.
 
-        Parameters that no step reads (embedding tables, a vision tower) are assumed not to be quantised.
+        element: bytes of one weight that is not quantised. If weights stay quantised, the bytes of parameters that no
+        step reads (embedding tables, a vision tower) are subtracted from the stored bytes. These parameters are assumed
+        not to be quantised, so each counts `element` bytes.
         """
         streamed, routed = self.streamed * element, self.routed * element
         if self.stored is not None:

@@ -20,7 +20,8 @@ from kvbench.lazy import torch
 class Gated(Method):
     """A method that scores an entry by the logarithm of its coming retention (`retention.log_gain`).
 
-    A trained gate gives each new entry its log beta. Subclasses choose which entries compete with each other.
+    The retention of an entry is multiplied by its beta, at most 1, at each further token. A trained gate gives each new
+    entry its log beta. Subclasses choose which entries compete with each other.
     """
 
     kind = "weights"
@@ -50,7 +51,10 @@ class Gated(Method):
         return Protect(recent=self.recent)
 
     def on_tokens(self, new: NewTokens) -> dict[str, torch.Tensor]:
-        """Return the gate's log beta of new tokens, a column that every later eviction reads and that never changes."""
+        """Return the column `log_beta` of new tokens: the gate computes it once, and every later eviction reads it.
+
+        beta: the factor by which the retention of an entry is multiplied at each further token.
+        """
         return {"log_beta": log_retention(new)}
 
     def score(self, view: LayerView) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Retention gates: small networks that predict, when a token is read, how slowly the worth of its entry decays.
 
-TRIM-KV (arXiv 2512.03324) and global retention (arXiv 2605.09649): log beta = logsigmoid(out(h) + b) per KV head. The
-last hidden layer h is
+The worth of an entry is multiplied by its beta, at most 1, at each further token. TRIM-KV (arXiv 2512.03324) and global
+retention (arXiv 2605.09649) compute log beta = logsigmoid(out(h) + b) per KV head. The last hidden layer h is
 
     rg     silu(W1 x + b1)                     x: input of the layer's attention
     rg2    silu(W1 [k; v] + b1)                keys (post-RoPE) and values of all KV heads
@@ -83,7 +83,10 @@ def form_of(tensors: Mapping[str, torch.Tensor]) -> GateForm | None:
 
 
 def log_retention(new: NewTokens) -> torch.Tensor:
-    """Return log beta of new tokens, [b, Hk, t] float32, at most 0: the gate in `new.weights` computes it."""
+    """Return log beta of new tokens, [b, Hk, t] float32, at most 0: the gate in `new.weights` computes it.
+
+    beta: the factor by which the worth of an entry is multiplied at each further token.
+    """
     w, heads = new.weights, new.keys.shape[1]
     linear, silu = torch.nn.functional.linear, torch.nn.functional.silu
 

@@ -74,9 +74,10 @@ def _column_sums(
 ) -> torch.Tensor:
     """Return the column sums [h, N] of the matrix of cosines, after one cosine per row was set to 0 (spared).
 
-    unit: [h, N, d] normalised keys. place: [h, N], numbers from 0 to N; of the keys that are similar to the key of a
-    row, the row spares the one with the highest place. by_place: [h, N + 1], the entry at each place. default: [h, N],
-    the entry that a row without a similar key spares.
+    unit: [h, N, d] normalised keys. place: [h, N], a number from 0 to N for each key; of the keys that are similar to
+    the key of a row, the row spares the one with the highest place. Keys at place 0 are left out of this choice.
+    by_place: [h, N + 1], the entry at each place from 1 to N; its first element has no effect. default: [h, N], the
+    entry that a row spares if no key at a place above 0 is similar.
     """
     h, n, _ = unit.shape
     scratch = SCRATCH_FLOATS if on_gpu(unit) else CPU_SCRATCH_FLOATS

@@ -1,8 +1,8 @@
 """The sums of `redundancy` on a GPU, by Triton kernels that never store the matrix of cosines.
 
 The matrix is symmetric, so the sum of a column is a product of one key with the sum of all keys. The caller then
-subtracts the cosines that rows have spared. A Triton program computes the cosines of some rows in tiles, and remembers
-for each row only the highest place of a similar key.
+subtracts the cosines that rows have spared. A Triton program computes the cosines of some rows in tiles. For each row
+it remembers only the similar key that the row spares, the one with the highest place (`redundancy._column_sums`).
 
 The kernels multiply the keys as they are stored: products of 16-bit keys are exact in float32. Unit vectors would be
 rounded, and rounding would move cosines across the threshold.
@@ -38,12 +38,13 @@ def launch(
     """Start the kernels, which write to the tensors from `inverse` to `cosine`.
 
     Args:
-        keys: [b, Hk, N, d] as stored, d contiguous, at most `redundancy.LARGEST` bytes each; h = b * Hk heads.
+        keys: [b, Hk, N, d] as stored, d contiguous, at most `redundancy.LARGEST` bytes per key; h = b * Hk.
         valid: [b, Hk, N] bool; None: all entries are valid.
         place, by_place, default, threshold: see `redundancy._column_sums`.
         inverse: [h, N] float32, 1 / norm of every key. total: [h, d] float32, the sum of the normalised keys.
         whole: [h, N] float32, the sum of every row of the matrix of cosines, diagonal 0.
-        spared: [h, N] int64, the entry that every row spares. cosine: [h, N] int64, its cosine times `one`.
+        spared: [h, N] int64, the entry that each row spares. cosine: [h, N] int64, the cosine that each row spares,
+            times `one`.
     """
     b, hk, n, d = keys.shape
     rows, tile, warps = (ROWS, TILE, WARPS) if d * keys.element_size() <= WIDE else (WIDE_ROWS, WIDE_TILE, WIDE_WARPS)
@@ -98,8 +99,8 @@ def _spare(  # type: ignore[no-untyped-def]
     HK: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, DOT: tl.constexpr,
     ONE: tl.constexpr,
 ):  # fmt: skip
-    """For some rows of the matrix of a head: store the sum of the row, the entry that the row spares, and its
-    cosine."""
+    """For some rows of the matrix of a head: store the sum of the row, the entry that the row spares, and the cosine
+    that it spares."""
     blocks = tl.cdiv(n, ROWS)
     head, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     first = K + head // HK * k_batch + head % HK * k_head

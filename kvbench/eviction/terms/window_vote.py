@@ -44,10 +44,14 @@ class WindowVote(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.replaced and self.by_rank:
-            raise OptionError("protection", "is not in the code that compat=reference reproduces; omit one of the two.")
+            raise OptionError(
+                "protection",
+                "is not in the code that compat=reference reproduces; leave out this option or compat=reference.",
+            )
         if self.memory and self.by_rank:
             raise OptionError(
-                "global_score", "is not in the code that compat=reference reproduces; omit one of the two."
+                "global_score",
+                "is not in the code that compat=reference reproduces; leave out this option or compat=reference.",
             )
 
     @property
@@ -87,7 +91,8 @@ class WindowVote(Method):
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the global score F, and the columns that store F for the entries in `among`.
 
-        F merges the local score with the stored F'. If `memory` is None, F is the local score, without columns.
+        F merges the local score with F', the global score at the previous eviction. If `memory` is None, F is the local
+        score, without columns.
         """
         if self.memory is None:
             return local, {}

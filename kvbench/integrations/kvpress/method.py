@@ -51,7 +51,10 @@ class PressMethod(Method):
         reader = self.inner or self  # the press that reads hidden states
         sinks = reader._sum_of(reader.facts.stays)
         if self._facts.hidden == "many" and self._buffer <= sinks:
-            raise OptionError(BUFFER, f"must be more than the {sinks} first tokens, which the press leaves out.")
+            raise OptionError(
+                BUFFER,
+                f"must be more than {sinks}: the press leaves out the first {sinks} of the tokens that it reads.",
+            )
         self.scorer  # noqa: B018  # a press checks its own options
 
     @cached_property

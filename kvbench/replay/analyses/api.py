@@ -89,7 +89,7 @@ class Moment:
     def due(self) -> bool:
         """Whether more tokens were read than the budget has entries; True without a budget.
 
-        The answer is the same for all methods at one budget.
+        The value is the same for all methods at one budget.
         """
         return self.chosen.budget is None or self.seen > entries(self.chosen.budget, self.prompt)
 
@@ -99,7 +99,8 @@ class Look:
     """The attention that w <= WINDOW successive queries of b answers pay in one layer to the entries that a method
     holds.
 
-    chosen, traces, layer: as in `Moment` and `Window`. first: position of the first query.
+    chosen: the method and budget. traces: indices into `Study.traces` of the b traces read together. layer: index in
+    the model. first: position of the first query.
     """
 
     chosen: Chosen
@@ -114,7 +115,8 @@ class Look:
 class Losses:
     """Negative log-likelihoods in nats of t successive tokens of b answers, under a method and with the full cache.
 
-    chosen, traces: as in `Moment`. first: number of the first of these tokens in the answer, from 0.
+    chosen: the method and budget. traces: indices into `Study.traces` of the b traces read together. first: number of
+    the first of these tokens in the answer, from 0.
     """
 
     chosen: Chosen

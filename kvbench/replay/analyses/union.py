@@ -1,10 +1,10 @@
-"""Measures how many of the most attended tokens were among the most attended in earlier windows, by share of tokens
-kept.
+"""Measures how many of the tokens most attended by the last window were among the most attended in earlier windows.
 
 After G-KV (arXiv 2512.00504, Figures 1 and 16): the last window of an answer is compared with the window before it, and
 with the union of all windows before it. A window is 16 successive queries (`api.WINDOW`). Its attention is, per KV
 head, a mean over its queries and over the query heads of a group. Let N be the number of tokens older than the window
-before the last. At share r, a window's best tokens are the r * N of these tokens that get most of its attention:
+before the last. For each share r (5%, 10%, ..., 95%), a window's best tokens are the r * N of these tokens that get
+most of its attention:
 
     before  share of the last window's best tokens that are best tokens of the window before it
     union   share of the last window's best tokens that are best tokens of at least one earlier window

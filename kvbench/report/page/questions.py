@@ -4,10 +4,10 @@
     chosen.questions[0]["answers"][0]["output"]     # (text, note on what is cut off)
 
 A page holds at most MOST_QUESTIONS questions of a task, and at most MOST_BYTES of text; the first question is always
-shown. Questions with recorded decisions come first. Then come questions on which cells score unlike the full cache, as
-far as possible one for every cell. If the full cache was not run, the table's first cell takes its place. Then come the
-questions whose scores differ most between cells. Ties are in order of ids. Of gated tasks a page shows ids and scores
-only.
+shown. Questions with recorded decisions come first. Then come questions on which cells score unlike the full cache,
+chosen so that as many cells as possible have such a question. If the full cache was not run, the table's first cell
+takes its place. Then come the questions whose scores differ most between cells. Ties are in order of ids. Of gated
+tasks a page shows ids and scores only.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def chosen(tables: Sequence[Scored], recorded: set[tuple[str, str]]) -> list[str
     """Return the questions of a task to show, at most MOST_QUESTIONS, in order. tables: all tables of the task.
 
     Questions with recorded decisions come first. Then come questions on which cells score unlike the first cell of
-    their table, as far as possible one for every cell. The first cell is the full cache's if the full cache was run.
-    The other questions follow, those with the largest differences between cells first.
+    their table, chosen so that as many cells as possible have such a question. The first cell is the full cache's if
+    the full cache was run. The other questions follow, those with the largest differences between cells first.
     """
     spread: dict[str, float] = {}  # for each question the largest spread of its scores in any table
     unlike: dict[str, set[tuple[int, int]]] = {}  # by question: cells that differ from their table's first

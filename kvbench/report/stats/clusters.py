@@ -152,9 +152,10 @@ class Clusters:
         similar values.
 
         The estimate is 1 for independent questions. It is largest if all questions of a cluster have the same value:
-        it is then the size of a question's cluster, as a mean over questions. If only a few answers are right, the data
-        hardly show how similar the questions of a cluster are. If cluster sizes differ, the result is therefore a
-        quarter of the way, on a log scale, from the estimate to this largest value.
+        it is then the size of a question's cluster, as a mean over questions. If all clusters have equal sizes, the
+        result is the estimate. If cluster sizes differ, the result is a quarter of the way, on a log scale, from the
+        estimate to this largest value, because data with only a few right answers hardly show how similar the questions
+        of a cluster are.
         """
         import numpy as np
 

@@ -87,12 +87,13 @@ def limits(sums: Floats, sizes: Floats, signs: Floats, alpha: float) -> tuple[Fl
     same clusters. `sizes`: [clusters], the questions in each cluster. `signs`: from `patterns`.
 
     The interval holds all true differences that the sign-flip test does not reject. The test does not reject a
-    difference if enough patterns give a sum at least as far from 0 as the unflipped pattern. For the difference mean +
-    u, the unflipped pattern's sum is Q u away from 0, where Q is the number of questions. Another pattern's sum is at
-    least as far away if |c - b u| >= Q u (for mean - u: |c + b u| >= Q u). Here b is the sum of the clusters' sizes
-    with the pattern's signs, and c the sum of the clusters' deviations from the mean with these signs. The largest such
-    u of each pattern has a closed form. The limit is the smallest value that at most a share `alpha` of these u exceed;
-    it is infinite if there are too few patterns.
+    difference if enough patterns give a sum at least as far from 0 as the unflipped pattern.
+
+    Q is the number of questions. For each pattern, b is the sum of the clusters' sizes with the pattern's signs, and c
+    is the sum of the clusters' deviations from the mean with the same signs. For the difference mean + u, the unflipped
+    pattern's sum is Q u away from 0, and another pattern's sum is |c - b u| away from 0 (for mean - u: |c + b u|). The
+    largest u with |c - b u| >= Q u has a closed form and is computed for each pattern. The limit is the smallest value
+    that at most a share `alpha` of these largest u exceed; it is infinite if there are too few patterns.
     """
     import numpy as np
 

@@ -28,7 +28,8 @@ class Estimate:
         "wilson": by Wilson's formula, with the effective number of questions.
         "beta": by `edge_interval`, for few right or few wrong answers.
         "rule of three": all scores are 0 or all are 1, so the standard error of 0 says nothing.
-        "constant": other scores have a standard error of 0, as for equal question means; the interval is the mean.
+        "constant": the standard error is 0 for another reason, such as equal means of all questions; both ends of the
+            interval are the mean.
         "one question": there is one question or one cluster, and no interval.
     """
 

@@ -9,9 +9,10 @@ A one-sided test at level a is a two-sided test at level 2a. The test is therefo
 questions and equal differences as in a report. Only the lower bound of a t test differs from a report's, by two
 corrections. One is for skewness (Hall 1992): if a drop is real, questions that are nearly always right hardly change
 and others fall far. Without this correction, the t bound would pass a drop as large as the margin in 6 to 8% of tables
-instead of 5%. The other correction is for continuity, which matters with one sample per question. Two stages with
-different seeds reject at level a together if each of them rejects at sqrt(a); `both` combines their two p-values into
-one.
+instead of 5%. The other correction is for continuity, which matters with one sample per question.
+
+The versions may be tested in two stages: one test with one seed, and a second test with another seed. The two stages
+together reject at level a if each of them rejects at sqrt(a); `both` combines their two p-values into one.
 """
 
 from __future__ import annotations
@@ -48,8 +49,11 @@ class Regression:
         return self.paired.diff
 
     def drop(self, alpha: float, *, stages: int = 1) -> float:
-        """Return the smallest true drop that all stages together find with 80% power. alpha: the one-sided level of all
-        stages together."""
+        """Return the smallest true drop that all stages together find with 80% power.
+
+        A stage is a test with a seed of its own. alpha: the one-sided level of all stages together. stages: the number
+        of stages.
+        """
         return self.paired.drop(2 * alpha ** (1 / stages), POWER ** (1 / stages))
 
 
@@ -69,8 +73,11 @@ def regression(
 
 
 def both(first: float, second: float) -> float:
-    """Return one p-value for two independent stages from their p-values. This p-value is at most a if and only if both
-    p-values are at most sqrt(a), which has probability a if nothing changed."""
+    """Return one p-value for two stages, which are independent tests, from their p-values.
+
+    This p-value is at most a if and only if both p-values are at most sqrt(a), which has probability a if nothing
+    changed.
+    """
     return max(first, second) ** 2
 
 

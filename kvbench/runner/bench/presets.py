@@ -38,7 +38,7 @@ class Preset:
 
     Attributes:
         paper: the paper's name in published.csv; what: the table's subject.
-        shapes: the shapes of the table's models, each with the model's name in published.csv. The first shape is
+        shapes: the table's models as names in `SHAPES`, each with the model's name in published.csv. The first shape is
             measured unless the user names another shape.
         systems: per method, its label in kvbench, its name in published.csv, and its budgets (none for the full cache).
         options: options of `kvbench bench`, as the user would type them.

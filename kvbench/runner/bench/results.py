@@ -21,6 +21,8 @@ from kvbench.runner.bench.stopwatch import Timing
 class Cost:
     """The cost per generated token, in microseconds, in one stretch of the answers.
 
+    A stretch is a number of successive tokens, the same for all stretches (`Setting.stretch`).
+
     Attributes:
         tokens: how many tokens every answer has at the end of the stretch.
         us: median cost over the rounds; low, high: cost in the cheapest and in the dearest round.
@@ -34,7 +36,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """The speed of a system, either "fresh" or "warm" (see `kvbench.runner.bench`).
+    """The speed of a system: of its first generation in a round ("fresh"), or of its second generation ("warm").
 
     The unit is tokens per second of CPU time; on CUDA, of wall time.
 
@@ -42,7 +44,7 @@ class Speed:
         rate: generated tokens per second, the median over the rounds. The time includes reading the prompts.
         low, high: generated tokens per second in the slowest and in the fastest round.
         decode: as `rate`, but from the moment when every sequence has its first token; None where this is not known.
-        costs: the cost per token in each stretch of the answer, see `Setting.stretch`; rise: see the function `rise`.
+        costs: the cost per token in each stretch of the answers, see `Cost`; rise: see the function `rise`.
     """
 
     rate: float
@@ -76,7 +78,10 @@ class Evictions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The figures of one system at one load. Figures about evictions and the cache are None for a baseline.
+    """The figures of one system at one load.
+
+    A system is the engine with a method, or a baseline such as vLLM. Figures about evictions and the cache are None for
+    a baseline.
 
     Attributes:
         load: the requested load; decoded: the number of sequences that fitted into memory, 0 if not even one did.
@@ -119,7 +124,8 @@ class Measured:
 def speed(timings: Sequence[Timing], stretch: int | None) -> Speed:
     """Return the speed over several rounds.
 
-    timings: one generation per round, all fresh or all warm. stretch: see `Setting`.
+    timings: one generation per round, either the first of every round or the second of every round. stretch: see
+    `Setting`.
     """
     rates = [timing.rate for timing in timings]
     decoded = [timing.decode_rate for timing in timings if timing.decode_rate is not None]

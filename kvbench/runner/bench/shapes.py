@@ -1,4 +1,8 @@
-"""Model shapes and baselines that `kvbench bench` knows by name. Imports no torch: names are checked quickly."""
+"""The model shapes and the baselines that `kvbench bench` knows by name.
+
+A shape is a model family with its sizes. A baseline is a system that is measured beside the engine. This module does
+not import torch, so that names are checked quickly.
+"""
 
 from __future__ import annotations
 

@@ -21,10 +21,10 @@ class Timing:
         seconds: time to read the prompts and to generate, measured by `clock`; wall: the same in wall time.
         first, first_wall: seconds until every sequence had its first token, by `clock` and in wall time; None where
             this is not known.
-        usages: the engine's record of each sequence; empty for a baseline.
+        usages: the engine's record of each sequence; empty for a baseline, which is another system than the engine.
         peak_bytes: most bytes allocated on the GPU; None on a CPU.
-        costs: seconds per generated token in each whole stretch of the answers, measured by `clock`; see
-            `Setting.stretch`.
+        costs: seconds per generated token in each whole stretch of the answers (`Setting.stretch` successive tokens),
+            measured by `clock`.
     """
 
     sequences: int
@@ -74,7 +74,7 @@ class Stopwatch:
         return clock(self.device), time.perf_counter()
 
     def lap(self, tokens: int) -> None:
-        """Note that every sequence has `tokens` tokens. Reads the clock at the first call and between stretches."""
+        """Record that every sequence has `tokens` tokens. Reads the clock at the first call and between stretches."""
         if self._lap is None:
             self._lap = self._now(), tokens
         if self.stretch and tokens >= self._next:

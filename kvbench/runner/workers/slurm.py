@@ -102,8 +102,8 @@ def _until_done(workers: LocalExecutor, jobs: list[Job]) -> list[Event]:
 class _Running:
     """A submitted share of a worker.
 
-    done: for how many of the share's jobs the coordinator has received `Done`. ended: when the result file was first
-    missed, because the Slurm job had ended or all rows were saved; None: not yet.
+    done: for how many of the share's jobs the coordinator has received `Done`. ended: the time at which the result file
+    was first found missing although the Slurm job had ended or all rows were saved; None: this has not happened.
     """
 
     jobs: list[Job]
@@ -156,7 +156,10 @@ class SlurmExecutor:
         self._shares[worker] = list(jobs)
 
     def release(self, worker: str) -> None:
-        """Do nothing for a worker with jobs: its Slurm job ends after them."""
+        """Forget a worker that has received no jobs yet.
+
+        A worker with jobs is left alone, because its Slurm job ends by itself after these jobs.
+        """
         self._fresh = [fresh for fresh in self._fresh if fresh != worker]
 
     def events(self, seconds: float) -> Iterator[Event]:

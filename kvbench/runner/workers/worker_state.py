@@ -16,8 +16,8 @@ TRIES = 3  # a worker that was started this often in a row without becoming read
 class WorkerState:
     """What a coordinator knows of one worker.
 
-    active: whether it was started, and neither lost nor released since then. rows_before, tokens_before: rows and
-    tokens of workers of this name before the counters in `figures` began.
+    active: whether it was started, and neither lost nor released since then. rows_before, tokens_before: earlier rows
+    and tokens of workers of this name, which `figures` does not count.
     """
 
     active: bool = False
@@ -46,7 +46,10 @@ class WorkerState:
         return not self.active and self.starts >= TRIES
 
     def ended(self, starts: int) -> WorkerState:
-        """Return the new state after this worker was lost or released. starts: the `starts` of the new state."""
+        """Return the new state after this worker was lost or released.
+
+        starts: how often the worker was started since it was last ready; the new state stores this number.
+        """
         return WorkerState(starts=starts, rows_before=self.rows, tokens_before=self.tokens)
 
     def measure(self, figures: Figures) -> None:

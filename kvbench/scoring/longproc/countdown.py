@@ -21,9 +21,11 @@ def score_countdown(text: str, numbers: Sequence[int], target: int, search: str)
     """Score an output; the scorer is LongProc's `eval_countdown`.
 
     numbers: the numbers that the equations may use. search: the right search procedure: a first line, then one action
-    per line. If the first line of the output's procedure differs, the partial score is 0. Otherwise it is the share of
-    the actions in `search` that the output has right before its first wrong action. Of a line with an equation, only
-    the part before "=" and whether the line drops the branch are compared. If no compared action is wrong, the last
+    per line. If the first line of the output's procedure differs, the partial score is 0. Otherwise the partial score
+    is the share of the actions in `search` that the output has right before its first wrong action.
+
+    An action is right if it equals the action in the same line of `search`. If both lines hold an equation, their texts
+    after "=" may differ, but both or neither must contain "drop this branch". If no compared action is wrong, the last
     compared action still does not count. An output of the first line alone scores below 0 in LongProc and 0 here.
     """
     solution = between(text, "Solution")

@@ -206,7 +206,7 @@ class Box:
 def _stack(size: int) -> Iterator[None]:
     """Set the stack limit, in bytes, while the block starts a process.
 
-    The limit must be set before, because the kernel fixes the stack's place when the process starts.
+    The limit must be set before the process starts, because the kernel then fixes the place of the process's stack.
     """
     with _stack_lock:
         soft, hard = resource.getrlimit(resource.RLIMIT_STACK)

@@ -48,9 +48,10 @@ def killed(outcome: Outcome) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Escape:
-    """A program that tries to leave the box (`fill` replaces ``@name@``), and a check of the outcome.
+    """A program that tries to leave the box, and a check of the outcome.
 
-    The check returns the problem, or "" if the program was contained.
+    The program may have placeholders such as ``@name@``, which `fill` replaces by values. The check returns the
+    problem, or "" if the program was contained.
     """
 
     name: str
@@ -327,7 +328,7 @@ def raw_calls() -> list[list[Any]]:
 
 
 def fill(program: str, values: dict[str, Any]) -> str:
-    """Return an escape's program with values in place of ``@name@``."""
+    """Return an escape's program in which each placeholder ``@name@`` is replaced by the value of this name."""
     for name, value in values.items():
         program = program.replace(f"@{name}@", value if isinstance(value, str) else json.dumps(value))
     return program

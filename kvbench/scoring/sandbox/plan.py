@@ -62,7 +62,10 @@ class Plan:
         return [argument for _, group in self.outer for argument in group]
 
     def steps(self) -> list[list[Any]]:
-        """Return the steps of `inner` as JSON data for the driver; the step `seccomp` gets its system-call filter."""
+        """Return the steps inside the program's process (`inner`) as JSON data for the driver.
+
+        The step `seccomp` gets its system-call filter.
+        """
         return [[name, _filter(self.opened) if name == "seccomp" else value] for name, value in self.inner]
 
 

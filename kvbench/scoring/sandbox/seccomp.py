@@ -66,7 +66,8 @@ _REFUSE, _PASS = _end(_ERRNO | _EPERM), _end(_ALLOW)
 def _one_of(argument: int, values: Iterable[int]) -> list[_Instruction]:
     """Return instructions that allow a call if the low 32 bits of an argument are in `values`.
 
-    In these calls the kernel ignores the high 32 bits. argument: the argument's index.
+    The high 32 bits may have any value, because in the calls that have this rule the kernel ignores them. argument: the
+    argument's index.
     """
     tests = [step for value in values for step in ((_JEQ, 0, 1, value), _PASS)]
     return [_low(argument), *tests, _REFUSE]

@@ -31,9 +31,10 @@ class Sandbox:
     def box(
         self, limits: Limits | None = None, packages: Sequence[str] = (), *, compiled: bool = False
     ) -> Iterator[Box]:
-        """Yield a box for one program; a shared tier keeps the box open for more programs. Raises BoxError.
+        """Yield a box for one program. Raises BoxError.
 
-        compiled: whether the program is a binary, which the box's process then becomes by `exec`.
+        If one box of the tier serves many programs (`Tier.shared`), the box stays open for later programs. compiled:
+        whether the program is a binary, which the box's process then becomes by `exec`.
         """
         limits = limits or Limits()
         plan = self.tier.plan(limits, packages)
@@ -68,9 +69,9 @@ _kept = _Kept()
 
 @functools.cache
 def choose(unsafe: bool = False) -> Sandbox:
-    """Return the strongest tier that works.
+    """Return the strongest tier that works. Raises SetupError if no tier works.
 
-    unsafe: if no tier works, return the tier "none", if it can run on this system. Otherwise raises SetupError.
+    unsafe: if no tier works, but the tier "none" can run on this system, return the tier "none" instead.
     """
     refused = []
     for kind in TIERS:

@@ -182,9 +182,10 @@ class Container(Tier):
 
     @functools.cached_property
     def _engine(self) -> tuple[str, str]:
-        """Return the path of docker or podman, whichever has the image, and "".
+        """Return two texts: the path of docker or podman, whichever has the image, and "" for no problem.
 
-        If both have it, the result is docker's path. If neither has it, return "docker" and the reason.
+        If both have the image, the path is docker's. If neither has the image, the first text is the word "docker", and
+        the second text gives the reason.
         """
         reasons = []
         for name in ("docker", "podman"):

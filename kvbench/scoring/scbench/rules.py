@@ -1,6 +1,6 @@
 """SCBench's rules for answers that are texts, numbers or options; each returns a score from 0 to 1.
 
-Two official rules take the characters of a reference text for a list of references: `any_character` (many-shot
+Two official rules treat each character of a reference text as a reference of its own: `any_character` (many-shot
 questions) and `f1_of_characters` (Chinese questions). The column `score` follows these two rules, for comparison with
 published numbers; `whole_word` and `f1_zh` compare with the whole reference and give the column `score_strict`.
 """

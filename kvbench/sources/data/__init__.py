@@ -2,7 +2,7 @@
 
 Sources are tried in this order: ``--data``, ``KVBENCH_DATA``, bundled files, hub or web address. If the user gives a
 folder that lacks the task's data, kvbench reports an error and does not try the next source. The number of data rows
-and their ids are compared with the task's manifest.
+and their ids are compared with the task's manifest, which states them, and where the data come from.
 
 A manifest may name samples of the data: files with some rows, or with invented rows. If the user's folder has such a
 file but not the data, kvbench reads the sample. A note to the user and the run's record then say so.

@@ -1,9 +1,9 @@
 """Copies task data from this machine, the hub or a web address into a folder for ``--data``, for machines without a
 network.
 
-Raw files are copied unchanged. If the data are one file that kvbench can read at the manifest's `path`, the file goes
-there (with the suffix ``.csv`` if it is a CSV file). Otherwise the files go beside this path under their own names.
-Tables, and data whose columns are renamed or to which ids are added, become JSON lines.
+Raw files are copied unchanged. A single file goes to the manifest's `path` (with the suffix ``.csv`` if it is a CSV
+file). Several files, or a zip archive, go beside this path under their own names. Tables, and data whose columns are
+renamed or to which ids are added, become JSON lines.
 
 A task is skipped if its data are already in the folder and correct. A repeated command therefore continues an
 interrupted one. If the caller gives a revision, no task is skipped.

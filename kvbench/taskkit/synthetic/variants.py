@@ -65,8 +65,8 @@ def first_eviction(n_prompt: int, budget: int, interval: int) -> int:
 
     n_prompt: tokens of the prompt. budget: in cache entries. interval: in generated tokens. If the prompt is longer
     than the budget, the first eviction comes right after the prefill. Otherwise it comes at the first tick (whole
-    interval of generated tokens) at which the cache holds more than the budget. The step before the eviction still
-    draws its token from the full cache; the formula adds 1 for this token.
+    interval of generated tokens) at which the cache holds more than the budget. Before the eviction, the model has
+    already read the full cache to draw one more token. The result therefore counts this token too.
     """
     if n_prompt > budget:
         return 1
@@ -78,8 +78,8 @@ def floor(knobs: Knobs, budget: int, interval: int) -> float:
     """Return the share of a solution's steps that a model generates before the first eviction. knobs: the settings of
     the problem. budget, interval: as for `first_eviction`.
 
-    If the model makes no mistake with the full cache, no method can have a lower partial score. Print this share beside
-    a table, or report (partial - floor) / (1 - floor).
+    If the model makes no mistake with the full cache, no method can have a lower partial score than this share. A table
+    of partial scores should therefore state the share, or show (partial - floor) / (1 - floor) as scores.
     """
     problem = generate(HELD_OUT, knobs)
     free = first_eviction(len(problem.prompt_pieces), budget, interval)

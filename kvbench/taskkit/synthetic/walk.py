@@ -87,9 +87,10 @@ def _digits(seed: int, knobs: Digits) -> Problem:
 def _cycle_through_000(n_steps: int, draw: Draw) -> tuple[list[int], list[int]]:
     """Draw the facts v and the digits x of a walk that reaches 0 0 0 only at its end.
 
-    The walk has three first digits, then `n_steps` digits. For every v, (x[n-2], x[n-1], x[n]) -> (x[n-1], x[n],
-    x[n+1]) is a permutation of 1,000 states. So the walk back from 000 is unique, and on a cycle longer than the walk
-    no state repeats: the model cannot copy an earlier period.
+    The walk has three first digits, then `n_steps` digits. Its state is its last three digits. For every v, a step
+    (x[n-2], x[n-1], x[n]) -> (x[n-1], x[n], x[n+1]) permutes the 1,000 states. Every state therefore has exactly one
+    state before it, and the walk is computed backwards from 0 0 0. If 0 0 0 comes again too early, new facts are drawn.
+    So no state occurs twice in a walk, and the model cannot copy an earlier part.
     """
     while True:
         values = [draw.below(10) for _ in range(10)]
@@ -147,9 +148,10 @@ def _cycle_through_00(n_lines: int, draw: Draw) -> tuple[list[int], list[int]]:
 
     Only the last of these values is 00.
 
-    Each line swaps the register's digits before it adds a fact. Without the swap, the last digit alone would run
-    through a cycle of about three facts. With the swap, and since u + tens(v[u]) is a permutation of the digits u, a
-    line permutes all 100 states.
+    A line with the register's last digit u swaps the register's two digits, and then adds the fact v[u]. Without the
+    swap, each last digit would depend on the last digit before it alone, and the walk would repeat about three facts.
+    The facts are drawn such that u -> (u + tens(v[u])) mod 10 permutes the ten digits. With the swap, a line therefore
+    permutes the register's 100 values.
     """
     while True:
         values = [(target - u) % 10 * 10 + draw.below(10) for u, target in enumerate(draw.shuffled(range(10)))]

@@ -10,7 +10,7 @@ retrieval problems: the answer stands far before the question (DuoAttention, arX
 begins at 1 and is clamped to [0, 1]. The penalty lowers every alpha; the first term keeps alpha high in the heads that
 the answers need. Only alpha is trained.
 
-Letters: Hq query heads, D hidden size, Dv size of a value, t queries of a block.
+Letters: Hq query heads, D hidden size, Dv size of a value, t queries whose attention is computed at a time.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DuoRecipe(Recipe):
         heads = {g.kv_heads for g in loaded.geometry}
         if len(heads) > 1:
             raise SetupError(
-                "the model's layers differ in their number of KV heads; one table cannot hold them. Use another model."
+                "this recipe needs equally many KV heads in all layers; the model's layers differ. Use another model."
             )
         self.loaded, self.examples, self.test = loaded, examples, held_out
         self.sinks, self.recent = int(settings.more["sinks"]), int(settings.more["recent"])

@@ -3,7 +3,7 @@
 Answers are read under eviction, and the oracle (`kvbench.eviction.terms.golden`) decides which entries are evicted. At
 every eviction, in every layer and KV head, each competing (unprotected) entry has two numbers, phi and alpha. phi is
 the scorer's output; the method drops the entries with the highest phi. alpha is the most attention that any later block
-of the answer pays to the entry. The loss wants phi to fall as alpha rises:
+of the answer (the tokens between two evictions) pays to the entry. The loss wants phi to fall as alpha rises:
 
     loss = sum over layers of the mean over heads and evictions of
            the mean over pairs with alpha_i < alpha_j of max(0, margin - (phi_i - phi_j))
@@ -81,7 +81,10 @@ class ForesightRecipe(ScorerRecipe):
         self._ranking(self.trained.scorer(), self._choices(self.test[0]))
 
     def _choices(self, trace: Trace) -> list[Choice]:
-        """Return the oracle's evictions in a trace, sorted by layer; read the trace if they are not in memory."""
+        """Return the oracle's evictions in a trace, sorted by layer.
+
+        The model reads the trace only if its evictions are not in memory.
+        """
         if trace.name in self._read:
             return self._read[trace.name]
         choices = sorted(self.evictions_of(trace).golden(trace).choices, key=lambda choice: choice.layer)

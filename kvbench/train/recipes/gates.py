@@ -9,8 +9,8 @@ The first term is a mean over the answer's tokens. The capacity loss (`kvbench.e
 much the entries of prompt and answer, each weighted by its decay beta^age, exceed the budget. The engine's own code
 computes the gates. The sources are TRIM-KV (arXiv 2512.03324) and global retention (arXiv 2605.09649).
 
-Letters: b sequences, T tokens, t predictions of a block, Hq query heads, Hk KV heads, D hidden size, Dv size of a
-value.
+Letters: b sequences, T tokens, t predictions that are compared at a time, Hq query heads, Hk KV heads, D hidden size,
+Dv size of a value.
 """
 
 from __future__ import annotations
@@ -158,7 +158,8 @@ class RetentionRecipe(GateRecipe):
 class Student:
     """Computes the student's attention, in which entries fade by their gates instead of being evicted.
 
-    `log_beta` has, for each layer from which methods evict entries, the logarithm of every entry's beta, [b, Hk, T].
+    An entry of age a fades by beta^a. `log_beta` has, for each layer from which methods evict entries, the logarithm of
+    every entry's beta, [b, Hk, T].
     """
 
     def __init__(self, rules: Rules, geometry: Sequence[LayerGeometry], form: Form) -> None:
@@ -176,9 +177,10 @@ class Student:
 
 
 def fading(call: AttentionCall, log_beta: torch.Tensor, form: Form, block: int = BLOCK) -> torch.Tensor:
-    """Return the output [b, T, Hq, Dv] of attention in which entries fade.
+    """Return the output [b, T, Hq, Dv] of attention in which an entry of age a fades by beta^a.
 
-    To save memory, it is computed for `block` queries at a time.
+    log_beta: the logarithm of every entry's beta, [b, Hk, T]. form: to what beta^a is applied (`gated_attention`).
+    block: how many queries are computed at a time; fewer take less memory.
     """
 
     def attend_block(first: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -192,10 +194,10 @@ def fading(call: AttentionCall, log_beta: torch.Tensor, form: Form, block: int =
 def _compared(
     model: Any, targets: torch.Tensor, first: int, guessed: torch.Tensor, wanted: torch.Tensor
 ) -> torch.Tensor:
-    """Return, for each prediction in a block, KL(teacher || student) and the student's cross-entropy, [b, t, 2].
+    """Return, for each of t predictions, KL(teacher || student) and the student's cross-entropy, [b, t, 2].
 
-    targets: the tokens to predict, for all blocks; those of this block begin at index `first`. guessed, wanted: the
-    block's hidden states [b, t, D] of student and teacher.
+    targets: all tokens to predict; the t predictions are for those from index `first` on. guessed, wanted: the hidden
+    states [b, t, D] from which student and teacher make the t predictions.
     """
     with torch.no_grad():
         teacher = logits_of(model, wanted).log_softmax(dim=-1)

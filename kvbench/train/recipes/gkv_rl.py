@@ -91,10 +91,10 @@ class RLRecipe(SparseRecipe):
         return loss, figures
 
     def rehearse_loss(self, share: slice) -> torch.Tensor:
-        """Compute the loss of two micro-batches of the longest answers.
+        """Compute, in a rehearsal, the loss of two micro-batches of the longest answers.
 
-        Before that, fill `lifetimes` with the most evictions that these answers can cause. share: the questions of a
-        step that this process answers.
+        Before that, fill `lifetimes`, the log of evictions, with as many evictions as a step's answers can cause.
+        share: the questions of a step that this process answers.
         """
         own = self.questions[share.start] if share.start < len(self.questions) else self.questions[0]
         if self.budget is not None:

@@ -1,8 +1,9 @@
-"""Estimates the table of heads for `headkv` from a model's attention. Nothing is trained; a CPU is enough.
+"""Estimates the table that `headkv` needs: the importance of every query head. It follows from a model's attention.
 
-The model reads retrieval problems with their right answers (`head_data`). The tokens from which an answer can be copied
-are its evidence. For every query head, the table says how much attention the queries that predict the answer pay to
-the evidence. Memory holds the attention of one layer and one block of queries at a time.
+Nothing is trained; a CPU is enough. The model reads retrieval problems with their right answers (`head_data`). The
+tokens from which an answer can be copied are its evidence. For every query head, the table says how much attention the
+queries that predict the answer pay to the evidence. Memory holds the attention of one layer and one block of
+queries at a time.
 
 Letters: L layers, Hq query heads.
 """
@@ -28,7 +29,7 @@ LONGEST = 4096  # most tokens of an example, even if the model's context is long
 
 
 def estimate(loaded: LoadedModel, samples: int, seed: int, on_example: OnExample | None = None) -> Estimate:
-    """Estimate the table of heads of a model from `samples` problems."""
+    """Estimate a model's table for `headkv`, the importance of every query head, from `samples` problems."""
     if is_tiny(loaded):
         examples = tiny_examples(samples, seed)
     else:
@@ -48,7 +49,8 @@ def importance(model: LoadedModel, examples: Sequence[Example], on_example: OnEx
     total = float(shares.sum())
     if total <= 0:
         raise SetupError(
-            "no head attends to the tokens that answers are copied from; the table would be empty. Use another model."
+            "no head attends to the tokens that answers are copied from, so no head has an importance. Use another "
+            "model."
         )
     return (shares / total).float()
 
@@ -65,7 +67,7 @@ def attention_shares(
     sizes = {g.query_heads for g in model.geometry}
     if len(sizes) > 1:
         raise SetupError(
-            "the model's layers differ in their number of query heads; one table cannot hold them. Use another model."
+            "the table needs equally many query heads in all layers, but the model's layers differ. Use another model."
         )
     sums = torch.zeros(len(model.geometry), sizes.pop(), dtype=torch.float64)
     for done, example in enumerate(examples, start=1):

@@ -96,7 +96,7 @@ class ZapRecipe(PredictorRecipe):
 
     @cached_property
     def outputs(self) -> dict[int, torch.Tensor]:
-        """By layer, the Gram matrices W^T W of the query heads' parts W of the output projection, [Hq, dv, dv]."""
+        """By layer, a matrix W^T W for every query head, [Hq, dv, dv]; W: the head's part of the output projection."""
         return _outputs(self.loaded.model, self.layers)
 
 
@@ -107,7 +107,10 @@ def _sizes(call: AttentionCall, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _outputs(model: Any, layers: Sequence[int]) -> dict[int, torch.Tensor]:
-    """Return, by layer, the Gram matrices W^T W of the query heads' parts W of the output projection, [Hq, dv, dv]."""
+    """Return, by layer, the Gram matrix W^T W for every query head, [Hq, dv, dv].
+
+    W: the head's part of the output projection.
+    """
     places, heads = projections(model), model_fields(model.config)["num_attention_heads"]
     matrices = ((i, places[f"{i}.o_proj"].weight.detach().float().unflatten(1, (heads, -1))) for i in layers)
     return {i: torch.einsum("ohd,ohe->hde", w, w) for i, w in matrices}

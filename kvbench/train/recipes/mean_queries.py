@@ -4,8 +4,8 @@ The means are the mean query, and the mean length of each pair of dimensions tha
 the texts of `head_data`; the built-in model reads synthetic problems with solutions. Every token's query is rotated
 back by its position.
 
-The method predicts a head's attention well if the head's queries lie close to one centre. Then each pair of the mean
-query is nearly as long as the mean length of this pair.
+The method predicts a head's attention well if the head's queries lie close to one centre. Then every pair of dimensions
+has nearly the same length in the mean query as it has in the queries on average.
 
 Letters: L layers, Hq query heads, d size of a head.
 """
@@ -38,7 +38,7 @@ TINY_TEXTS = ("lookup-8", "chain-4", "orbit-300")
 
 
 def estimate(loaded: LoadedModel, samples: int, seed: int, on_example: OnExample | None = None) -> Estimate:
-    """Estimate the table of a model from `samples` texts."""
+    """Estimate a model's table for `triattention`, two means over the queries of every head, from `samples` texts."""
     texts = _texts(loaded, samples, seed)
     mean, modulus = mean_queries(loaded, texts, on_example)
     data = f"problems of {', '.join(TINY_TEXTS)}" if is_tiny(loaded) else "codes among unrelated sentences, English"
@@ -62,9 +62,10 @@ def _texts(loaded: LoadedModel, samples: int, seed: int) -> list[tuple[int, ...]
 def mean_queries(
     loaded: LoadedModel, texts: Sequence[Sequence[int]], on_example: OnExample | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two means over all tokens: of the queries, [L, Hq, d], and of the lengths of their pairs, [L, Hq, d / 2].
+    """Return two means over all tokens: the mean query, [L, Hq, d], and the mean length of each pair, [L, Hq, d / 2].
 
-    Both means are 0 in layers from which methods evict no entries.
+    A pair: two dimensions of a query that RoPE rotates together. Both means are 0 in layers from which methods evict no
+    entries.
     """
     geometry = for_lengths(loaded.geometry, max(map(len, texts)))
     shapes = table_shapes(model_fields(loaded.model.config))

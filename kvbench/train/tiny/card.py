@@ -37,7 +37,7 @@ def accuracy(folder: Path, n_problems: int) -> dict[str, dict[str, float]]:
     """Return, for every variant of every synthetic task, how well the model solves held-out problems.
 
     The figures are means over greedy answers with the full cache (`summary`): `exact`, the share of right answers, and
-    `partial`. n_problems: problems per variant.
+    `partial`, the mean of a score for answers that are partly right. n_problems: problems per variant.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)

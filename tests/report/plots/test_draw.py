@@ -234,4 +234,4 @@ def test_the_command_writes_what_it_says(make_run: Callable, rows: Callable, tmp
     drawn = {"score-budget", "score-bytes", "speed-budget", "length-budget"}
     assert {path.name for path in written} == {f"{name}.{suffix}" for name in drawn for suffix in ("svg", "pdf", "txt")}
     assert main(["report", str(run), "--plot", str(tmp_path / "out"), "--memory"]) == 2
-    assert "--plot draws the report of scores" in capsys.readouterr().err
+    assert "--plot draws the reports of scores" in capsys.readouterr().err

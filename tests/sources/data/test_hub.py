@@ -239,9 +239,9 @@ def test_data_of_lm_eval_are_refused_before_anything_is_fetched(data: Callable, 
     (result,) = data("fetch table lm_eval:gsm8k --out d", folder=tmp_path)
     assert (result.code, result.out, hub.asked) == (2, "", [])
     assert (
-        "error: lm-eval downloads the data of 'lm_eval:gsm8k' itself. Run the task once where there is a network "
-        "(HF_HUB_OFFLINE=1 then uses what is cached), or give a folder with lm_eval/gsm8k.jsonl (--data or "
-        "KVBENCH_DATA)."
+        "error: lm-eval downloads the data of 'lm_eval:gsm8k' itself. Run the task once with a network; later runs "
+        "with HF_HUB_OFFLINE=1 use the cached data. Or give --data (or KVBENCH_DATA) a folder that holds "
+        "lm_eval/gsm8k.jsonl."
     ) in result.err
     assert not (tmp_path / "d").exists()
 

@@ -20,7 +20,8 @@ def _foresightkv_training(case: Case) -> list[CasePlan]:
 def _foresightkv_evaluation(case: Case) -> list[CasePlan]:
     """Plan a case of ForesightKV's evaluation code.
 
-    When the cache first holds as many entries as the budget, this code counts all earlier queries as one chunk.
+    The method sums attention over chunks of queries. This code counts all queries as one chunk until the cache first
+    holds as many entries as the budget.
     """
     h = case.hyper
     lengths = [min(step["cache_len"]) for step in case.meta["steps"]]
@@ -44,7 +45,8 @@ def _foresightkv(case: Case, prompt_len: int, states: dict[str, str], prefix: in
 
 
 def scorer(case: Case) -> dict[str, torch.Tensor]:
-    """Return the weights of a case's scorer, which has one layer, under the names that kvbench uses."""
+    """Return the weights of a case's scorer (the network that scores entries), under the names that kvbench uses. They
+    are for one layer of the model."""
     w = {name: case.tensors[f"weights.{name}"][None] for name in ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias")}
     return {"w1": w["fc1_weight"], "b1": w["fc1_bias"], "w2": w["fc2_weight"][..., 0], "b2": w["fc2_bias"][..., 0]}
 

@@ -14,7 +14,7 @@ def _cake(case: Case) -> list[CasePlan]:
     h = case.hyper
     if h["prefill"] <= h["cache_size"] + h["window_size"]:
         raise NotCoveredError(
-            "the prompt is too short: the reference keeps all of it and sets no budgets for its layers"
+            "the prompt is too short: the reference keeps the whole prompt and sets no budgets for the layers"
         )
     options = {"window": h["window_size"], "tau1": h["tau1"], "tau2": h["tau2"], "gamma": h["gamma"]}
     options |= {"rounding": "official", "decode": True, "compat": "reference", "cascade": h["cascading"]}

@@ -45,7 +45,7 @@ def _kvzap(case: Case, budget: int | None, options: dict[str, Any]) -> CasePlan:
 
 
 def predictions(case: Case) -> torch.Tensor:
-    """Return the log worth that a KVzap case's network predicts for all tokens, [layers, KV heads, tokens]."""
+    """Return the scores that a KVzap case's network predicts for all tokens, [layers, KV heads, tokens]."""
     t = case.tensors
     names = {"w1": "in.weight", "b1": "in.bias", "w2": "out.weight", "b2": "out.bias"}
     names |= {"w": "out.weight", "b": "out.bias"}
@@ -93,7 +93,9 @@ def _triattention(level: str) -> Any:
     def make(case: Case) -> list[CasePlan]:
         h, t = case.hyper, case.tensors
         if h["allow_prefill_compression"] is False and h["prefill"] >= h["budget"]:
-            raise NotCoveredError("the prompt fills the budget: the reference cuts it and drops all generated tokens")
+            raise NotCoveredError(
+                "the prompt fills the budget: the reference cuts the prompt and drops all generated tokens"
+            )
         if h["pruning_seed"] is not None:
             raise NotCoveredError("the reference adds noise to the scores")
         options = {"level": level, "reach": h["offset_max_length"], "over": h["score_aggregation"]}
