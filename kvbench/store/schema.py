@@ -88,7 +88,7 @@ COLUMNS: tuple[Column, ...] = (
         "decoding",
         "name",
         "",
-        "code that decoded: torch, or on a GPU the kernel, with graph and compiled if used",
+        "code that decoded: torch, or on a GPU the kernel; with graph and compiled if used",
         "host",
     ),
     Column("status", "name", "", "ok, nan_logits, oom, prompt_too_long; unscored, grader_, judge_ or sandbox_error"),
