@@ -197,7 +197,7 @@ class DataSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """The settings of judge and sandbox that a run passes to `score`."""
+    """The settings of judge and sandbox for `Task.score`; a run stores them in the task's attribute `services`."""
 
     judge: str | None = None  # URL of an OpenAI-compatible endpoint, ``local:FOLDER``, or "none"; None: no --judge
     judge_model: str | None = None

@@ -12,8 +12,8 @@ Defaults: window 16, form max, alpha 0.8, lam 0.5, as in the released scripts (t
 only (SnapKV + global). `gamma` adds gamma * std over the window's queries to the local score ("attention shift", after
 CAKE; the code uses gamma 200). `form=local` keeps no memory; with `norm=false` it gives the code's plain local score.
 
-If a key has no similar key, the released PyTorch code sets the key's similarity to the first entry to 0
-(`compat=reference`). The released Triton kernel, followed here, changes nothing.
+The default follows the released Triton kernel. `compat=reference` follows the released PyTorch code, which differs in
+one point: if a key has no similar key, it replaces the similarity between this key and entry 0 by 0.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Asked:
     """The checked options of one call of `kvbench bench`.
 
     Attributes:
-        pairs: every method at every budget. values: the values of all other fields of `Setting`, by name.
+        pairs: each method at each of its budgets. values: the values of all other fields of `Setting`, by name.
         scale: the paper's numbers of tokens are `scale` times those of this call.
     """
 
@@ -147,8 +147,9 @@ def _scaled(tokens: Any, scale: int) -> Any:
 
 
 def _pairs(typed: Mapping[str, Any], preset: Preset | None, scale: int, problems: Problems) -> tuple[Pair, ...]:
-    """Return the methods at their budgets. If the user typed a method, a method option or a budget, every method that
-    takes a budget has all budgets. Otherwise each method of the preset has its own budgets."""
+    """Return (method, budget) for each method at each of its budgets. If the user typed a method, a method option or a
+    budget, every method that takes a budget has all budgets. Otherwise each method has the budgets that the preset, or
+    the default without a preset, gives to it."""
     systems = preset.systems if preset else DEFAULT_SYSTEMS
     own = {label: _scaled(budgets, scale) for label, _, budgets in systems}
     axes = {name: typed[name] for name in ("method", "budget", "method_opt")}

@@ -194,8 +194,8 @@ def _check_hash(run: str, file: str, was: str | None, now: str) -> None:
 
 
 def _check_task_file(run: str, path: str, record: Mapping[str, Any]) -> None:
-    """Raise UserError if the file of --task-file holds a task that is not the run's, or has changed since the run
-    began. path: the file that the user gave."""
+    """Raise UserError if the file of --task-file holds a task that the run does not have, or if the file has changed
+    since the run began. path: the file that the user gave."""
     if record["config"].get("task_file") is None:
         raise UserError(f"--task-file {quote(path)}: the run has no task from a file. {KEEPS}")
     from kvbench.tasks.file import FileTask

@@ -175,10 +175,10 @@ class Builder:
         return [(choose.canonical(str(typed)), ())]
 
     def _given(self, block: Layer, key: str) -> Given | None:
-        """Return the value of an axis for a ``[[grid]]`` block. A flag or variable comes first, then the block, then
-        the run's settings.
+        """Return the value of an axis for a ``[[grid]]`` block. A flag or an environment variable overrides the block,
+        and the block overrides the settings outside the blocks.
 
-        For tasks the block comes first, because --task selects among the blocks (see `_selected`).
+        For tasks the block overrides everything: --task does not replace the tasks of blocks but selects among them.
         """
         if key == "task" and key in block:
             return block[key]

@@ -68,8 +68,8 @@ class Question:
     asked: a hash of the question's prompt and sampling settings; None: unknown. scores: the score of each sample; None:
     the sample has no score. marks: the marks of all samples, one after the other; a mark is two characters computed
     from an answer's hash. answers: the number of samples with an answer. totals: sums over these answers, such as their
-    tokens, by the names in `COUNTS`. entries: the maxima over these answers of three numbers of entries (`ENTRIES`):
-    after an eviction, at any time, and budget plus interval; None: unknown.
+    tokens, by the names in `COUNTS`. entries: three numbers (`ENTRIES`), each a maximum over these answers: entries
+    held after an eviction, entries held at any time, and budget plus interval; None: unknown.
     """
 
     cluster: str

@@ -90,8 +90,8 @@ class Difference:
     def _entries(self, value: str | None) -> tuple[dict[str, Any], str]:
         """Return the JSON object in this fact's value, and the word that is shown for a key that the object lacks.
 
-        The word is "none". Only if the fact is `libraries` and the run recorded no versions of libraries (value None),
-        the word is "unknown".
+        The word is "none", with one exception: it is "unknown" if the fact is `libraries` and the run recorded no
+        versions of libraries (value None).
         """
         return json_object(value or "{}"), "unknown" if value is None and self.name != "artefacts" else "none"
 

@@ -37,8 +37,8 @@ PASS, MISSING, REGRESSION = 0, 4, 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """The judgement of one cell. critical: whether the cell is in the critical tier, so that its failure fails the
-    comparison. reasons: a clause for each reason why the cell fails; empty if it passes or is only undecided."""
+    """The judgement of one cell. critical: whether the cell is in the critical tier, so that the comparison fails if
+    the cell fails. reasons: a clause for each reason why the cell fails; empty if it passes or is only undecided."""
 
     key: Key
     critical: bool
@@ -72,7 +72,7 @@ class Outcome:
 
     @property
     def wanting(self) -> Mapping[str, str]:
-        """The unfinished runs that fail the comparison, with their progress."""
+        """The unfinished runs of the new side, with their progress, if the policy is strict; otherwise none."""
         return self.new.unfinished if self.policy.strict else {}
 
     @property

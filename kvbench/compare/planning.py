@@ -88,8 +88,8 @@ def _samples(variance: float, margin: float, questions: int) -> int | None:
 
 
 def _reach(questions: int) -> float:
-    """Return the smallest margin that a comparison shows with 80% power if nothing changed. The margin is in standard
-    errors of the difference."""
+    """Return the smallest margin M for which a comparison of two runs without a true difference shows "no worse than
+    M" with 80% power. M is in standard errors of the difference between the runs."""
     from scipy.special import stdtrit
 
     return float(stdtrit(questions - 1, 1 - ALPHA) + stdtrit(questions - 1, POWER))

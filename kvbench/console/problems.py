@@ -31,7 +31,7 @@ class Problems:
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """If the block raises an expected error, collect the error and continue after the block."""
+        """If the block raises a KVBenchError, collect this error and continue after the block."""
         try:
             yield
         except KVBenchError as error:

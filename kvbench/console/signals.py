@@ -79,8 +79,8 @@ def install() -> None:
 def phase(tell: Callable[[], str]) -> Iterator[None]:
     """If a signal ends the block, raise `Interrupted` with the text that `tell` returns.
 
-    `Interrupted` is also raised if a library discarded `Signalled` and the block then failed with an exception other
-    than KVBenchError (see `came`). tell: called only if `Interrupted` is raised.
+    `Interrupted` is also raised if a library discarded `Signalled`, the exception of the signal, and the block then
+    failed with an exception other than KVBenchError (see `came`). tell: called only if `Interrupted` is raised.
     """
     _tellers.append(tell)
     try:
@@ -108,9 +108,11 @@ def came() -> Signalled | None:
 
 @contextlib.contextmanager
 def shield() -> Iterator[None]:
-    """Postpone `Signalled` to the end of the block. The watching thread may still end the process inside the block,
-    after `PATIENCE` seconds or at a second signal. Has no effect if signals are not handled, or outside the main
-    thread."""
+    """Postpone the exception that a signal raises (`Signalled`) to the end of the block.
+
+    The thread that watches for signals may still end the process inside the block, after `PATIENCE` seconds or at a
+    second signal. `shield` has no effect if signals are not handled, or outside the main thread.
+    """
     handling = _handling
     if handling is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -124,8 +126,12 @@ def shield() -> Iterator[None]:
 
 
 def settle() -> None:
-    """Ignore a late signal from now on: the command has ended, and the signal must not change the exit code. As in
-    `shield`, the watching thread may still end the process."""
+    """From now on, let no signal raise an exception: the command has ended, and a late signal must not change the exit
+    code.
+
+    The thread that watches for signals still ends the process in two cases: `PATIENCE` seconds after the first signal,
+    or at a second signal.
+    """
     if _handling is not None:
         _handling.shields += 1
 
@@ -148,8 +154,10 @@ def not_at_end(clean: Callable[[], None]) -> None:
 
 
 def say(error: Interrupted, tell: Callable[[Interrupted], None]) -> None:
-    """Clean up, then let `tell` print the error: the line that the user sees after a signal. `tell` is not called if
-    the watching thread has printed this line already.
+    """Call the functions registered by `at_end`, then let `tell` print the error: the line that the user sees after a
+    signal.
+
+    `tell` is not called if the thread that watches for signals has printed this line already.
     """
     clean_up()
     if _handling is None or _handling.claim():

@@ -17,10 +17,11 @@ META = torch.device("meta")
 def drawing_bytes(vocabulary: int, dtype: torch.dtype, sampling: Sampling, backend: Backend, *, gpu: bool) -> int:
     """Return the most bytes that `sampler.next_tokens` takes per row, in addition to the logits.
 
-    vocabulary, dtype: number and dtype of the logits in a row. The count assumes the most costly draw. End tokens are
-    banned, because the answer may not end yet. The first draw of a CPU, among the largest logits only, does not
-    suffice, so a second draw reads the whole vocabulary. The result is 0 for backends other than "torch" on a GPU
-    (`gpu`): their kernels hold only a few numbers per row.
+    vocabulary, dtype: number and dtype of the logits in a row. gpu: whether a GPU draws. On a GPU, the result is 0 for
+    every backend but "torch": their kernels hold only a few numbers per row.
+
+    The count assumes the most costly draw. In this draw, end tokens are banned, because the answer may not end yet. On
+    a CPU, a first draw among the largest logits does not suffice, so a second draw reads the whole vocabulary.
     """
     if not vocabulary or (gpu and backend != "torch"):
         return 0

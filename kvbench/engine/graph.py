@@ -11,7 +11,7 @@ from kvbench.console import faults
 
 
 class CaptureError(RuntimeError):
-    """A decode step runs, but cannot be captured in a CUDA graph."""
+    """A decode step runs, but cannot be captured in a CUDA graph or compiled as one program."""
 
 
 class StepGraph:

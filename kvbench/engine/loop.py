@@ -129,9 +129,10 @@ class Engine:
     def generate(self, requests: Iterable[Request]) -> Generator[Generation, None, None]:
         """Yield the result of every sample of every request as it finishes.
 
-        If a request has an empty prompt or is longer than the model's context, its samples fail. Raises ValueError when
-        a request that fits the context exceeds `max_tokens`, or when the requests do not share one `Sampling`. Raises
-        OutOfMemory when memory runs out; the engine cannot be used after that.
+        If a request has an empty prompt or is longer than the model's context, the results of its samples say that they
+        failed (`Generation.failed`). Raises ValueError when a request that fits the context exceeds `max_tokens`, or
+        when the requests do not share one `Sampling`. Raises OutOfMemory when memory runs out; the engine cannot be
+        used after that.
         """
         try:
             yield from self._generate(requests)
@@ -181,8 +182,8 @@ class Engine:
     def _admit(self, prompt: PromptState, waiting: deque[Sequence]) -> Admission | None:
         """Draw the first token of as many waiting samples as slots are free, and give each of these samples a slot.
 
-        A sample that ends with its first token gets no slot, unless its next turn is read after it. Returns the prompt
-        and the samples that still wait, or None when no sample waits.
+        If the first token ends a sample's turn, the sample gets a slot only if its next turn continues in this slot.
+        Returns the prompt and the samples that still wait, or None when no sample waits.
         """
         free = self.slots.free()[: len(waiting)]
         started = self._under_way = [waiting.popleft() for _ in free]

@@ -1,9 +1,9 @@
 """A decode step on a CPU, compiled as one program of C++ code.
 
-Called from Python, a step of a small model has some 500 operations, and each costs more than its arithmetic. torch's
-compiler writes them as one program: what stands between two matrix products becomes one loop, and Python is called
-once. The program rounds differently from the operations, so results differ in the last bits. The bits of a slot's
-result depend on the number of slots, never on the other slots' sequences.
+A step of a small model has some 500 operations. If Python calls them one by one, each call takes longer than the
+arithmetic of its operation. torch's compiler writes the operations as one program: what stands between two matrix
+products becomes one loop, and Python is called once. The program rounds differently from the operations, so results
+differ in the last bits. The bits of a slot's result depend on the number of slots, never on the other slots' sequences.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ _newest: WeakKeyDictionary[Any, _Compiled] = WeakKeyDictionary()
 class StepProgram:
     """A decode step compiled as one program. Each call runs a step and returns its logits.
 
-    Compiling takes seconds, unless the newest program of this model was compiled for a step of the same kind.
+    Compiling takes seconds. If the newest program of this model was compiled for a step of the same kind, that program
+    is used again.
 
     Args:
         step: runs a step, and returns its logits [S, V]. It must be a function of tensors that are never reallocated.
         model: the model that the step runs. Its weights must not change afterwards.
         slots: number of slots, S.
-        restore: resets the tensors that a step changes. `step` runs once, and the program once, to compare their
-            logits. After the second run, and after a failure, the caller must reset them.
+        restore: resets the tensors that a step changes. To compare their logits, `step` runs once, then `restore`, then
+            the program once. After that, and after a failure, the caller must reset the tensors.
 
     Raises CaptureError when the step cannot be recorded (see `Recording`) or compiled, and when the logits differ.
     """

@@ -97,7 +97,7 @@ def _check(function: Any, args: tuple[Any, ...]) -> None:
     """Raise CaptureError if a later call may need another operation in the place of this one."""
     aten = torch.ops.aten
     if function is aten.lift_fresh.default:
-        raise CaptureError("its code makes a tensor from numbers of the host")
+        raise CaptureError("the step's code makes a tensor from numbers of the host")
     if function is aten.dropout.default:  # (input, p, train)
         varies = args[2]
     elif function is aten.index.Tensor:
@@ -105,4 +105,4 @@ def _check(function: Any, args: tuple[Any, ...]) -> None:
     else:
         varies = any(tag in function.tags for tag in _VARIES)
     if varies:
-        raise CaptureError(f"its code calls {function}, whose result may need other operations at each step")
+        raise CaptureError(f"the step's code calls {function}, whose result may need other operations at each step")

@@ -205,7 +205,8 @@ class Scratch:
         """Return the bytes that an eviction takes to close the gaps in one layer of one slot.
 
         Each KV head takes a copy of the moved keys or of the moved values, whichever are larger: the cache moves first
-        keys, then values. It also takes four indices per moved entry and three indices per entry (`stack.moves`).
+        keys, then values. Each KV head also takes four indices per moved entry and three indices per entry
+        (`stack.moves`).
         """
         g, moved = self.meta.geometry[0], max(0, held.rows - self.meta.budget)
         entry = max(g.head_dim, g.value_dim) * self.meta.dtype.itemsize

@@ -19,7 +19,8 @@ from kvbench.records import FollowUp, Generation, Request, Usage
 class Token(NamedTuple):
     """The token that a step chose for one sequence.
 
-    `log_prob` and `likeliest` are set only if any request of the same `Engine.generate` call has forced tokens.
+    `log_prob` and `likeliest` are set only if a request of the same `Engine.generate` call has a given continuation
+    (`Request.forced`).
     """
 
     id: int
@@ -224,9 +225,10 @@ class Sequence:
         Returns None if the conversation has no further turn, or if the sequence has failed. If the next turn would
         leave no room for an answer, the sequence fails and the result is None too.
 
-        A fresh follow-up is a whole new prompt, which replaces the request's prompt. Of any other follow-up, this
-        function puts the ids into `pending`, after the answer's last token, which is not in the cache yet. An end token
-        is left out, because the follow-up begins with the template's end of turn.
+        A fresh follow-up is a whole new prompt: it replaces the request's prompt. Any other follow-up continues the
+        cached sequence: the tokens to read next (`pending`) become the answer's last token, which is not in the cache
+        yet, and the follow-up's tokens. If the answer's last token is an end token, it is left out, because the
+        follow-up begins with the template's end of turn.
         """
         if self.request.conversation is None or self.status != "ok":
             return None

@@ -68,7 +68,9 @@ class Setup:
 
     @property
     def stored_hidden(self) -> tuple[int, int]:
-        """How many of the newest hidden states a layer stores: while a prompt is read, and in each slot afterwards."""
+        """How many of the newest hidden states a layer stores while a prompt is read, and how many it stores in each
+        slot afterwards.
+        """
         return stored_hidden(self.method, self.interval, self.lengths.total) if self.method.evicts else (0, 0)
 
     def rules_for_prompt(self, tokens: int) -> Rules:
@@ -96,7 +98,7 @@ def set_up(
     lengths: Lengths,
     kernels: bool = False,
 ) -> Setup:
-    """Set up a method on a loaded model. kernels: whether its terms may run Triton kernels, which need a GPU.
+    """Set up a method on a loaded model. kernels: whether the method's code may run Triton kernels, which need a GPU.
 
     Raises UserError when the method does not support the model. Also raises UserError when the method needs trained
     weights, its options name no file, and the model's folder has none. Raises SetupError when any other file of weights

@@ -43,12 +43,12 @@ class StepWriter(ABC):
     """Appends one token to every slot and attends to all entries of that slot.
 
     Its own tensors are never reallocated: `load` copies the slots' lengths from the host before a block of steps, and
-    every step increases them on the device. `decode`: a backend of `kernels`; None: `AttentionCall.attend`. If a step
-    is `capturable`, it depends on tensors alone. `version` changes when a tensor of the cache was replaced.
+    every step increases them on the device. `decode`: a backend of `kernels`; None: `AttentionCall.attend`.
+    `capturable`: whether a step depends on tensors alone. `version` changes when a tensor of the cache was replaced.
 
     In `AttentionCall.attend` the last bits of the result depend on the number of cache rows read, so this number must
-    not depend on other slots. A step reads all cache rows of a slot if a budget bounds its length or the cache is
-    small, otherwise only as many as the slot's own length requires.
+    not depend on other slots. A step reads all cache rows of a slot if a budget bounds the slot's length or the cache
+    is small, otherwise only as many as the slot's own length requires.
     """
 
     def __init__(self, cache: SlotCache, rules: Rules, decode: Decode | None = None) -> None:
@@ -166,8 +166,8 @@ class StepWriter(ABC):
     def slot_by_slot(
         self, call: AttentionCall, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor
     ) -> torch.Tensor:
-        """Attend slot by slot. Of each slot read only as many cache rows as its sequence has tokens, rounded up to a
-        multiple of LENGTH_STEP.
+        """Compute the attention of one slot after the other. For each slot, read only as many cache rows as its
+        sequence has tokens, rounded up to a multiple of LENGTH_STEP.
         """
         parts = []
         for slot, seen in enumerate(self.cache.seen):
@@ -344,7 +344,7 @@ def write_rows(keys: torch.Tensor, values: torch.Tensor, at: torch.Tensor, call:
 
 
 def live_bias(live: torch.Tensor, rows: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return the additive mask [S, Hk or 1, 1, rows] that shows the first `live` [S, Hk or 1, 1] entries."""
+    """Return an additive mask [S, Hk or 1, 1, rows] that hides all but the first `live` [S, Hk or 1, 1] cache rows."""
     hidden = torch.arange(rows, device=live.device) >= live
     bias = torch.zeros(hidden.shape, dtype=dtype, device=live.device).masked_fill_(hidden, float("-inf"))
     return bias[:, :, None]

@@ -154,13 +154,16 @@ class DecodeSteps:
             self._notice(f"decode steps run {how}: {error}")
 
     def _restore(self, slots: Slots, states: list[torch.Tensor]) -> None:
-        """Undo the changes of a step. states: those of recurrent layers before it."""
+        """Undo the changes of a step. states: the states that the recurrent layers had before the step."""
         self.load(slots)
         self.cache.restore_states(states)
 
     def _step(self) -> None:
-        """Give every slot its next token. A CUDA graph can hold this function, because the method `ready` notices if a
-        tensor that it reads was replaced, and captures it anew."""
+        """Give every slot its next token.
+
+        A CUDA graph can hold this function: if a tensor that the function reads was replaced, `ready` captures the
+        function anew.
+        """
         self._draw(self._program() if self._program else self._forward(), self.state)
 
     def _forward(self) -> torch.Tensor:

@@ -35,7 +35,8 @@ class BlockWriter:
         finished: called with each layer after its attention; the forward pass does not read the layer again.
         heard: called with every attention call and its output.
         flash: whether to use flash-attn in layers whose heads hold equally many entries. It is not used in layers with
-            sinks, with keys and values of different dimensions, or with entries dropped outside a sliding window.
+            sinks, in layers whose keys and values have different dimensions, or in layers with a sliding window
+            once entries were dropped.
     """
 
     def __init__(

@@ -43,5 +43,5 @@ def unstacked(name: str, values: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def fixed(columns: Sequence[Column]) -> tuple[Column, ...]:
-    """Return the columns whose first values no method computes: all but `GivenColumn`s."""
+    """Return all columns except `GivenColumn`s: in these columns every new entry has the value `init`."""
     return tuple(column for column in columns if not isinstance(column, GivenColumn))

@@ -29,8 +29,8 @@ TERMS = "own, none, or some of prompt, prompt=N, prompt=N%, sinks=N and recent=N
 class Protection:
     """A protection that replaces a method's own.
 
-    prompt: 0: none of it is protected. An integer: the number of its first tokens. A float: at most this share of the
-    budget. None: the whole prompt.
+    `prompt` says which tokens of the prompt are protected. An integer n: the first n tokens; 0: no token. A float: the
+    first tokens, at most this share of the budget. None: the whole prompt.
     """
 
     sinks: int = 0

@@ -69,7 +69,7 @@ def pads_before(mask: torch.Tensor | None, rows: int, tokens: int) -> list[int]:
 
 
 def check_mask(mask: Any) -> None:
-    """Raise UserError for an attention mask other than None or a tensor [b, t]."""
+    """Raise UserError unless the attention mask is a tensor [b, t] or None."""
     if mask is not None and not (isinstance(mask, torch.Tensor) and mask.dim() == 2):
         raise UserError("EvictionCache takes only an attention_mask with one number per token, [sequences, tokens].")
 

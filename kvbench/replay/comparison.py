@@ -48,7 +48,8 @@ class Comparison(Listener):
 
     copies: heads of the cache per KV head of the model; more than 1 for methods that keep entries per query head.
     oracle: the entries that the oracle held at the same budget (`Reference.oracle`); None if there is no oracle. held:
-    a list that receives, at the beginning of each block, the entries that the method holds (`held_tokens`).
+    a list that receives, at the beginning of each block (`interval` tokens of the answers), the entries that the method
+    holds (`held_tokens`).
     """
 
     def __init__(self, reference: Reference, copies: int, oracle: Held | None = None, held: Held | None = None) -> None:

@@ -45,8 +45,8 @@ def check(config: RunConfig) -> None:
     ):
         if value != usual:
             raise UserError(
-                f"the run has --{name} {value}; kvbench records decisions of runs with --{name} {usual} only. Choose "
-                "a run with this setting."
+                f"the run has --{name} {value}; kvbench records decisions only of runs with --{name} {usual}. Choose "
+                "such a run."
             )
 
 
@@ -194,7 +194,7 @@ def _as_in_run(row: dict[str, Any], trace: ForcedTrace, seen: Sequence[int]) -> 
 
 
 def _spread(layers: dict[int, Any]) -> list[tuple[int, Any]]:
-    """Return all layers, or if there are more than MOST_LAYERS, so many of them, evenly spread from first to last."""
+    """Return all layers, but at most MOST_LAYERS of them, which are then evenly spread from the first to the last."""
     items = sorted(layers.items())
     if len(items) <= MOST_LAYERS:
         return items

@@ -7,7 +7,8 @@ f_c is the figure without question c:
     se = sqrt((C - 1) / C * sum over c of (f_c - mean of all f_c)^2)
 
 If all questions have the same number of tokens, this is the clustered standard error of a mean. The formula also serves
-for other means, ratios and `gap_closed`.
+for other means, for ratios, and for `gap_closed`: (loss under `random` - loss) / (loss under `random` - loss under the
+oracle).
 """
 
 from __future__ import annotations
@@ -90,8 +91,8 @@ def jackknife(
 ) -> tuple[float | None, float | None]:
     """Return a figure and its standard error over clusters of traces. None stands for an undefined number.
 
-    sums: numbers per trace, by name. figure: computes the figure from the sums of these numbers, by the same names.
-    clusters: the number of each trace's cluster, from 0.
+    sums: by name, a number for each trace. figure: a function that gets, by the same names, the sums of these numbers
+    over traces, and returns the figure. clusters: the number of each trace's cluster, from 0.
     """
     import numpy as np
 
@@ -118,7 +119,8 @@ def numbered(names: Iterable[Any]) -> list[int]:
 def _low(traces: Cell) -> list[Any]:
     """Return, for each trace, a mask [n] of the tokens whose predictions with the full cache have the lowest entropy.
 
-    Together, the masks mark the share LOW_SHARE of all tokens. Of tokens with equal entropy, earlier tokens come first.
+    Together, the masks mark the share LOW_SHARE of all tokens. Of tokens with equal entropy, earlier tokens are marked
+    first.
     """
     import numpy as np
 

@@ -1,7 +1,7 @@
 """Reads the traces of a task for analyses: with the full cache and, if an analysis needs it, with every chosen method.
 
-Analyses of attention get the full cache's attention for 16 successive queries at a time. Memory holds the sums of the
-analyses. It also holds, at any time, either this attention or what the full cache gave for one batch (`Reference`).
+Analyses of attention get the full cache's attention for 16 successive queries at a time. At any time, memory holds the
+sums of the analyses and either this attention or the record of one batch read with the full cache (`Reference`).
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ class _Windows(Listener):
     def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
         """Pass the attention of the new queries to the analyses, for WINDOW queries at a time.
 
-        first: number of the first query in the answer, from 0. It is a multiple of WINDOW, because CHUNK is one.
+        first: number of the first query in the answer, from 0. It is a multiple of WINDOW, because CHUNK is a multiple
+        of WINDOW.
         """
         layer = self.cache.layers[call.layer]
         if not layer.geometry.evicts:
@@ -112,9 +113,9 @@ class _Windows(Listener):
 class _Holdings(Listener):
     """A listener that passes to analyses what they need to know of a method.
 
-    At the beginning of each block of the answer, it passes the entries that the method holds. It also passes the
-    attention of each query to the entries held at that time, and the losses of the answer's tokens. `tell(None)` passes
-    the entries that the method holds at the end of the answer.
+    At the beginning of each block of the answer, the listener tells the analyses which entries the method holds. For
+    each query, it tells them how much attention the query pays to each entry held at that time. It also tells them the
+    losses of the answer's tokens. `tell(None)` tells them which entries the method holds at the end of the answer.
     """
 
     def __init__(

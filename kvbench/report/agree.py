@@ -5,9 +5,9 @@
     for mixture in mixtures(rows): sentence(mixture, ["walk"])
 
 The check refuses rows whose scores may differ for another reason than the method. Such rows differ in a column of
-`SAME`, a method's version, a method's artefacts with equal options, the judge, or the prompt of a question. In a column
-of `BY_QUESTION`, only rows of the same question must agree. A difference in a column of `NOTED` gets a note below the
-tables: with other versions, devices or numbers of slots, sampled answers may differ.
+`SAME`, the version of a method, the artefacts of a method with the same options, the judge, or a question's prompt. In
+a column of `BY_QUESTION`, only rows of the same question must agree. A difference in a column of `NOTED` gets a note
+below the tables: with other versions, devices or numbers of slots, sampled answers may differ.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def values_of(rows: Rows, column: str) -> list[Any]:
     """Return the distinct values of a column, sorted; [None] for a column without values.
 
     Two kinds of values count as equal to every value, and are not returned: missing values (the full cache has no
-    interval), and the value that `OF_QUESTION` names for the column. The result is also [None] if the column is in
-    `BY_QUESTION`, and its values differ only from question to question.
+    interval), and the value in `OF_QUESTION`, which the engine writes into the column for some questions whatever the
+    run's setting. The result is also [None] for a column in `BY_QUESTION` if the rows of each question agree in it.
     """
     values = [value for value in rows.values(column) if value != OF_QUESTION.get(column)]
     if column in BY_QUESTION and len(values) > 1 and _with_several(rows, rows.number(column)) is None:
@@ -118,8 +118,8 @@ def intervals_apart(rows: Rows) -> list[str]:
 
 
 def split(rows: Rows, columns: Sequence[str]) -> list[tuple[str, Rows]]:
-    """Split rows by the values of the columns. Return (label, rows) pairs. A row is put into every part of a column if
-    the row's value is missing, or is the value that `OF_QUESTION` names for the column."""
+    """Split rows by the values of the columns. Return a (label, rows) pair for each combination of values. A
+    row with a missing value, or with the column's value in `OF_QUESTION`, is put into the parts of all values."""
     parts = [("", rows)]
     for column in columns:
         parts = [
@@ -273,8 +273,8 @@ def _named(difference: Difference, value: str) -> str:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Return the JSON object in a text. If the text is not a JSON object, return an object whose only key is the
-    text."""
+    """Return the JSON object in a text. If the text is not a JSON object, return an object with the text as its only
+    key and "" as the value."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -7,9 +7,9 @@ declares the group's means: their names and weights.
 Each mean belongs to one method at one budget. It covers the tasks of one group at one length and with equal settings,
 with the group's weights (`kvbench.report.weighted`). If a task is missing, there is no mean, and a note names the task.
 
-A group that was run at all its lengths has three further means. Each of them averages the group's first mean over the
-lengths. The weights are equal, or they rise (inc) or fall (dec) linearly from the shortest length to the longest, as in
-RULER's paper (arXiv 2404.06654).
+A group that was run at every length it has gets three further means. Each of them averages, over the lengths, the mean
+that the class declares first. The weights of the lengths are equal in one of them. In the other two the weights rise
+(inc) or fall (dec) linearly from the shortest length to the longest, as in RULER's paper (arXiv 2404.06654).
 """
 
 from __future__ import annotations
@@ -123,8 +123,9 @@ def make_averages(groups: Sequence[Group], tables: Sequence[TaskTable]) -> list[
 
 
 def _over_lengths(averaged: Sequence[tuple[_Family, AverageTable]]) -> list[AverageTable]:
-    """Return a table of averages over lengths for each group of tasks whose first average was computed at two or more
-    lengths. If the group was not run at all its lengths, a note names the missing lengths in place of the averages."""
+    """Return a table of averages over lengths for each group of tasks that has the first average of `Task.averages` at
+    two or more lengths. A method at a budget that lacks the first average at one of the group's lengths gets no
+    averages over lengths; a note names the missing lengths."""
     kin: list[list[tuple[_Family, AverageTable]]] = []
     for family, table in averaged:
         if family.task.lengths and next(iter(family.task.averages)) in table.names:
@@ -143,9 +144,10 @@ def _alike(a: _Family, b: _Family) -> bool:
 
 
 def _lengths(kin: Sequence[tuple[_Family, AverageTable]]) -> AverageTable:
-    """Return the table of three averages over prompt lengths, weighted equally, rising (inc) and falling (dec).
+    """Return a table of three averages over prompt lengths, for one group of tasks.
 
-    They average the first of `Task.averages` of one group of tasks. kin: the group at each length, with its table.
+    Each of them averages the group's first average in `Task.averages`. The weights of the lengths are equal, rise with
+    the length (inc) or fall with the length (dec). kin: the group at each length, with the table of this length.
     """
     family, tables = kin[0][0], [table for _, table in kin]
     name = next(iter(family.task.averages))

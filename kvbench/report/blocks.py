@@ -1,4 +1,4 @@
-"""Blocks, the parts of a report. A block has lines, and columns that are described once for every format.
+"""Blocks, the parts of a report. A block has lines and columns. One description of a column serves all formats.
 
     Column("kv_bytes_peak", "kv_bytes_peak", "KV peak", size)    # key in CSV and JSON, attribute, header, format
     Block(title="walk", lines=cells, columns=columns, grids=[chosen(columns, ("method", "budget", "KV peak"))])
@@ -148,7 +148,7 @@ def with_error(value: float, se: float, *, sign: str = "", digits: int = 3) -> s
 
 def with_interval(value: float, low: float, high: float) -> str:
     """Format a share with its confidence interval, as in "0.000 (0, 0.125)". Reports show it for scores without spread,
-    whose standard error of 0 would mislead. Returns the share alone if the interval is empty or unknown.
+    whose standard error of 0 would mislead. Returns the share alone if the ends are equal or unknown.
 
     Ends other than 0 and 1 have at least three decimals, and more if an end would otherwise look equal to the share.
     """

@@ -77,7 +77,7 @@ class CategoryTable:
 
 
 def _shown(names: Sequence[str]) -> Iterator[Column]:
-    """Yield the columns of a table: the number of questions that the first column of scores has, then the columns of
+    """Yield the columns of a table: the number of questions behind the first column of scores, then the columns of
     scores. names: the titles of the columns of scores."""
     yield Column("", lambda line: line[1][names[0]].score.questions if names[0] in line[1] else None, "questions")
     for name in names:

@@ -59,7 +59,7 @@ class Beside:
     @property
     def within(self) -> bool | None:
         """Whether the difference of the two scores is at most its 95% error bar, computed from both standard errors as
-        if they were independent; None if an error is unknown."""
+        if the scores were independent; None if an error is unknown."""
         both = math.hypot(self.error, self.printed_error)
         return None if math.isnan(both) else abs(self.difference) <= Z * both
 

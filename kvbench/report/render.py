@@ -1,5 +1,5 @@
-"""Renders a report as text, Markdown, LaTeX, CSV or JSON. Text that comes from a model or a file stays text: it cannot
-run, hide or change the format.
+"""Renders a report as text, Markdown, LaTeX, CSV or JSON. Text that comes from a model or a file is only shown: it is
+never executed, and it cannot change the layout.
 
     print(FORMATS["markdown"](report))         # one string
     write(report, Path("results/demo/report")) # report.md, report.csv, report.json

@@ -132,7 +132,7 @@ class CellRun:
     def _longest(self) -> list[Key]:
         """Return the keys of the longest missing rows, whose length determines the engine's size.
 
-        Rows that are too long for the model do not count, unless no other row is missing.
+        Rows that are too long for the model count only if all missing rows are too long.
         """
         lengths = {key: row.prompt.max_tokens for key, row in self.missing.items()}
         fitting = [length for length in lengths.values() if length <= self.cell_plan.max_tokens]
@@ -140,7 +140,7 @@ class CellRun:
         return [key for key, length in lengths.items() if length == most]
 
     def _fit_to_missing(self) -> None:
-        """Set the engine's size to the longest missing row, without those that are too long for the model."""
+        """Make the engine as large as the longest missing row needs; rows too long for the model do not count."""
         prompts = [row.prompt for row in self.missing.values() if row.prompt.max_tokens <= self.cell_plan.max_tokens]
         self.cell_plan = replace(
             self.cell_plan,

@@ -41,8 +41,8 @@ class Part:
 class Joined:
     """A joined run.
 
-    planned: how many rows it will have. statuses: how many rows it has now, by status. parts: what joining each shard
-    did. missing: the shards that the user did not name.
+    planned: how many rows the complete run has. statuses: how many rows it has now, by status. parts: what joining each
+    shard did. missing: the shards that the user did not name.
     """
 
     run_dir: Path

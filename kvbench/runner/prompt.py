@@ -30,7 +30,7 @@ class Prompt:
     generates in all turns together. cut: number of tokens removed because the text was too long. compress_at: in a
     query-agnostic run, how many tokens of the prompt come before the question. images: the first turn's images, for the
     engine. pictures: facts about the images of all turns, as rows store them. read_pictures: a function that returns
-    the model's inputs for each of these images.
+    the model's inputs for each image of all turns.
     """
 
     doc_id: str
@@ -96,9 +96,9 @@ class PromptMaker:
             mode = talk.mode
             if config.compress == "query-agnostic" and mode != "keep":
                 raise UserError(
-                    f"task {quote(self.task.name)}: the chat template, images in later turns or --multi-turn reset "
-                    "make every later turn a new prompt. With --compress query-agnostic later turns must continue the "
-                    "cache. Use --compress query-aware."
+                    f"task {quote(self.task.name)}: every later turn is a new prompt here, because of the chat "
+                    "template, images in later turns, or --multi-turn reset. With --compress query-agnostic later "
+                    "turns must continue the cache. Use --compress query-aware."
                 )
         later = spec.max_new_tokens  # tokens after the prompt
         if talk:
@@ -146,9 +146,9 @@ class PromptMaker:
     def _cut(self, doc: Doc, spec: GenSpec) -> tuple[Doc, int]:
         """Shorten a document's first turn to a limit; return the document and the number of tokens removed.
 
-        The limit is --max-prompt-tokens. Without this option, there is a limit only if `spec.truncate` is "middle": the
-        model's context less `spec.max_new_tokens` and `spec.reserve`, but at most `spec.longest`. If `spec.truncate` is
-        "none", the task forbids cutting, and no limit applies.
+        If `spec.truncate` is "none", the task forbids cutting: nothing is removed, even with --max-prompt-tokens.
+        Otherwise the limit is --max-prompt-tokens. Without this option, there is a limit only if `spec.truncate` is
+        "middle": the model's context less `spec.max_new_tokens` and `spec.reserve`, but at most `spec.longest`.
         """
         limit = self.config.max_prompt_tokens
         if limit is None and spec.truncate == "middle":
@@ -176,10 +176,10 @@ def sampling(spec: GenSpec, config: RunConfig) -> GenSpec:
 
 
 def _behind(at: int, images: Images, before: int, after: int) -> int:
-    """Return how many tokens a prompt's context has after each image's placeholder is replaced by the image's tokens.
+    """Return the length of a prompt's context, in tokens, with the tokens of its images.
 
-    at: the number of tokens before this replacement, with one placeholder token per image. before, after: how many
-    tokens the model's processor adds before and after an image.
+    at: the length with one placeholder token in place of each image's tokens. before, after: how many tokens the
+    model's processor adds before and after an image.
     """
     for first, stop in images.spans:
         if first - before < at:

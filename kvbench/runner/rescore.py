@@ -103,9 +103,9 @@ class _Scoring:
         self._waiting: deque[tuple[Future[Score], _Job]] = deque()
 
     def submit(self, job: _Job, output: Output) -> None:
-        """Begin to score an answer. Then write known scores in the order of `submit`, up to the first unknown one.
+        """Begin to score an answer. Then write scores, oldest answer first, up to the first that is not known yet.
 
-        If AT_ONCE answers are being scored, wait until fewer are.
+        If AT_ONCE answers wait to be written, wait for the score of the oldest.
         """
         task = self.works[job.entry.row["task"]].task
         self._waiting.append((self.pool.submit(task, job.prompt.doc, output), job))

@@ -114,9 +114,12 @@ def _usage(usage: Usage, limit: float) -> dict[str, Any]:
     """Return the row's columns on usage: seconds, entries, bytes and speeds.
 
     limit: the most tokens per second that the plan expects of the machine. The column roofline_share is
-    tokens_per_second divided by `limit`. A sample's seconds are only the sample's share of the engine's time. The
-    sample's tokens_per_second is therefore the rate of the whole engine with all slots. This rate does not count the
-    sample's first token, which comes from reading the prompt.
+    tokens_per_second divided by `limit`.
+
+    The engine decodes many samples at once, and divides the time of each step equally among them. A sample's seconds
+    are only its shares. tokens_per_second is the sample's tokens divided by its seconds of decoding and evicting. It
+    therefore states how fast the whole engine is, not one slot. The first token, which comes from reading the prompt,
+    is not counted.
     """
     busy = usage.decode_seconds + usage.evict_seconds
     rate = (usage.output_tokens - 1) / busy if busy > 0 and usage.output_tokens > 1 else None

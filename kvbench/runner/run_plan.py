@@ -132,7 +132,7 @@ class RunPlan:
     def workers(self, missing: int) -> int:
         """Return how many processes should share the run's missing rows on a CPU. missing: number of these rows.
 
-        The result is 1 if a single process uses all threads of torch for the model.
+        The result is 1 for a model so large that a single process uses all threads of torch for it.
         """
         most = max((cell.plan.peak_bytes for cell in self.cells), default=0) + PROCESS
         fitting = int(memory.total(self.device) * USABLE[self.device.type]) // most

@@ -80,7 +80,8 @@ def agreed(run: str, before: Mapping[str, Any], asked: Shard | None, *, resume: 
     """Return the shard that a run is or will be; None for a run with all rows.
 
     before: the record of the run to continue; empty for a new run. asked: the shard that the user named, or None.
-    Raises UserError if the existing run is not the shard asked for. With `resume`, None fits every run.
+    Raises UserError if the existing run is not the shard asked for. With `resume`, the user need not name the shard: if
+    `asked` is None, the function returns the shard of the existing run.
     """
     if not before:
         return asked

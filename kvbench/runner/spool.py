@@ -25,7 +25,7 @@ T = TypeVar("T")
 class Spool:
     """Stores objects in a temporary file, and returns for each object a handle that reads it back.
 
-    The file is closed when neither this object nor a handle is left.
+    The file stays open as long as the spool or one of its handles exists.
     """
 
     def __init__(self) -> None:

@@ -39,8 +39,8 @@ def fetch(config: RunConfig) -> None:
 def all_missing(first: DataMissing, names: Sequence[str], config: RunConfig, data: Data) -> KVBenchError:
     """Return one error that names every task whose data are known to be missing on this machine.
 
-    The function does not ask the network. first: the error of the first such task. names: the tasks whose data may be
-    missing.
+    The function sends no request to the network. first: the error that one task has raised already. names: all tasks
+    whose data may be missing.
     """
     others = {n: load_task(n, config.task_file).manifest for n in names if n != first.task}
     errors = [first, *data.missing({n: manifest for n, manifest in others.items() if manifest is not None})]

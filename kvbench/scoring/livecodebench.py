@@ -7,7 +7,7 @@ Programs run in a box (`kvbench.scoring.sandbox`) that never receives an expecte
 output outside the box. `lcb` follows ``lcb_runner/evaluation/testing_util.py`` (28fef95) with its bugs, see
 `kvbench.scoring.livecodebench_harness`. Error codes: 0 passed; -2 wrong or too much output; -3 out of time; -4
 exception, out of memory or nothing to run; -5 the program ended the process (only in `lcb`). A program that runs out of
-time gets a second try; as a rule only one second try runs at a time (`_alone`).
+time is run again; as a rule only one such repetition runs at a time (`_alone`).
 
 kvbench has its own checker, because every other known checker runs programs in a process that also holds the expected
 outputs, without isolation.
@@ -146,8 +146,8 @@ class _Problem:
     def room(self, test: int) -> int:
         """Return how many bytes a program may print on the test with this index.
 
-        The limit is a power of two, because a program can find the limit out: it must reveal little about the expected
-        output.
+        A program can find out this limit, and the limit depends on the length of the expected output. The limit is a
+        power of two, so that it reveals little about that length.
         """
         return 1 << math.ceil(math.log2(max(1 << 20, 4 * len(self.outputs[test].encode(errors="replace")))))
 
@@ -206,7 +206,7 @@ def _as_lcb(box: Box, problem: _Problem) -> Verdict:
 
 
 def failure(outcome: Outcome) -> tuple[str, int] | None:
-    """Return the verdict and the error code if the program did not answer a request with a result; else None."""
+    """Return the verdict, such as "time_limit", and the error code of a request that failed; None if it succeeded."""
     if outcome.status == "answered":
         failures = {b"E": ("runtime_error", -4), b"M": ("memory_limit", -4), b"T": ("time_limit", -3)}
         # The harness writes only E, M, T, R or O first; with another letter the program itself wrote the answer.

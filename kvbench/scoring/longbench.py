@@ -115,10 +115,11 @@ def rouge_l_zh(prediction: str, answer: str) -> float:
 
 
 def classification(prediction: str, answer: str, all_classes: Sequence[str]) -> float:
-    """Return 1 divided by the number of class names that occur in the output if the right name is among them, else 0.
+    """Return 1 / n if the right name is among the n class names that the output contains; otherwise return 0.
 
-    Names that are part of the right name do not count, with one exception. Of the names that occur, the one that
-    follows such a name is not examined, and always counts. The official code has this fault, and scores depend on it.
+    A shorter name that is part of the right name is removed before the names are counted. The official code has a
+    fault, on which scores depend: after removing a name, it skips the next name in the list. That next name is counted
+    even if it is part of the right name, too.
     """
     named = [name for name in all_classes if name in prediction]
     for name in named:

@@ -87,7 +87,8 @@ def describe(name: str, revision: str | None = None, *, weights: bool = True) ->
     """Return the facts about a model from local files. Raises SetupError for an unusable folder, UserError for an
     invalid name.
 
-    weights: whether a model folder must have weights. Of a hub model no file need be here; its folder is then None.
+    weights: whether a model folder must have weights. A hub model need not be on this machine; `ModelInfo.folder` is
+    None if it is not.
     """
     if name == TINY:
         from kvbench import tiny

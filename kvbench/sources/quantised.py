@@ -115,8 +115,9 @@ def stored_bytes(folder: Path, element: int) -> StoredBytes | None:
 
 
 def _bytes(kind: str, shape: list[int], element: int) -> int:
-    """Return a tensor's bytes in memory. kind: the number type in the file. element: bytes per number to which
-    unquantised matrices are converted while they are loaded.
+    """Return a tensor's bytes in memory.
+
+    kind: the number type in the file. element: bytes per number in memory of a matrix that is not quantised.
     """
     count = 1
     for size in shape:

@@ -32,7 +32,7 @@ def used(info: Mapping[str, Any]) -> dict[str, Any]:
 
     The user gives a setting by a flag or an environment variable. All settings but `task` may also stand in the
     configuration file. `unsafe_run_code` is never among the settings: a continued run without this setting executes
-    programs in a sandbox or not at all.
+    model-written programs in a sandbox or not at all.
     """
     environment = info["environment"]
     settings = {

@@ -82,7 +82,7 @@ def read(folder: Path) -> Iterator[Decisions]:
     """Yield the decisions of a run; nothing if the run has no decisions.parquet. Raises SetupError for a damaged file,
     and UserError for a file that kvbench did not write or that has another format.
 
-    Equal lists of successive lines are one list object, to save memory.
+    If successive lines have equal lists, their `Decisions` share one list object, to save memory.
     """
     try:
         file = os.fdopen(open_plain(folder / NAME), "rb")

@@ -7,8 +7,9 @@ lock of any other owner (on another host, or from before the last start of this 
 ``--take-over``. Without flock, the lock is the existence of the file, which only one process can create.
 
 The library filelock (4.2) does less, as `tests/store/test_lock.py` shows. Its `FileLock` raises an error if the file
-system answers ENOLCK. Its `SoftFileLock` takes over without asking from another machine that has the same name. It
-never takes over from a process that was killed before it wrote its record.
+system answers ENOLCK. Its `SoftFileLock` takes the lock of a process on another machine without asking, if both
+machines have the same name. If a process was killed before it wrote its record, `SoftFileLock` never takes over that
+lock.
 
 If two processes hold the lock nevertheless, rows are generated twice and no row is damaged, because each process writes
 its own journal segment.

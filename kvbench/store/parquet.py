@@ -63,7 +63,10 @@ def decode(name: str, file: BinaryIO, schema: pa.Schema, required: Sequence[str]
 
 
 def _check_columns(stored: pa.Schema, schema: pa.Schema) -> None:
-    """Raise Damaged if a column of `schema` is duplicated or nested, or if it is missing and not in `ADDED`."""
+    """Raise Damaged if a column of `schema` is missing, duplicated or nested.
+
+    The columns in `ADDED`, which older tables lack, may be missing.
+    """
     import pyarrow as pa
 
     for name in schema.names:

@@ -59,7 +59,9 @@ class Snapshot:
 
     @property
     def unfinished(self) -> bool:
-        """Whether some planned rows are neither saved nor final; False if the planned number is unknown."""
+        """Whether some planned rows have no answer yet and a further attempt may answer them; False if the planned
+        number is unknown.
+        """
         return self.planned is not None and self.saved + self.final < self.planned
 
     @property

@@ -229,8 +229,10 @@ def _read_on(content: JournalContent, folder: Path, name: str, size: int) -> Non
 
 
 def _lines(path: Path, offset: int, size: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset, line) for the lines from `offset` on. Stops after _LONGEST bytes of a line, because a line of this
-    length is not a record.
+    """Yield (offset, line) for the lines between the offsets `offset` and `size`.
+
+    A line of _LONGEST bytes or more is not a record. The first _LONGEST bytes of such a line are yielded, and nothing
+    after them.
     """
     with open(open_plain(path), "rb") as file:
         file.seek(offset)
@@ -242,7 +244,10 @@ def _lines(path: Path, offset: int, size: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _is_texts(text: Any) -> bool:
-    """Return whether `text` is a dictionary of texts or None, and its `turns`, if given, is a JSON list of texts."""
+    """Return whether `text` is a dictionary in which each value is a text or None.
+
+    The value of `turns`, if there is one and it is not empty, must be a JSON list of texts.
+    """
     if not isinstance(text, dict) or not all(v is None or is_text(v) for v in text.values()):
         return False
     if not text.get("turns"):

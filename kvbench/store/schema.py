@@ -1,9 +1,10 @@
 """The columns of a row with their types, units and meanings, and the check that every row passes before it is written.
 
-FORMAT is increased whenever the content of a run's files changes, except for added columns (`ADDED`); format 1 belongs
-to release 0.1. A row may leave any column empty except those in `REQUIRED`, because a failure can leave a gap anywhere;
-a failed row has no score (null, never 0). `DETERMINISTIC` names the columns that two runs of one configuration must
-agree on; the other columns depend on the clock or the host. Prompts and answers are in texts.parquet.
+FORMAT is the number of the format of a run's files. A release that changes this format increases the number; added
+columns (`ADDED`) do not count as a change. Format 1 belongs to release 0.1. A row may leave any column empty except
+those in `REQUIRED`, because a failure can leave a gap anywhere; a failed row has no score (null, never 0).
+`DETERMINISTIC` names the columns that two runs of one configuration must agree on; the other columns depend on the
+clock or the host. Prompts and answers are in texts.parquet.
 """
 
 from __future__ import annotations

@@ -52,7 +52,9 @@ class Definition:
         return 0 if written else int(self.config.num_fewshot or 0)
 
     def resolved(self) -> dict[str, Any]:
-        """Return the YAML file's content for lm-eval's task class, and import the Python functions that it names."""
+        """Return the YAML file's content for lm-eval's task class, with each name of a Python function replaced by the
+        imported function.
+        """
         from lm_eval.tasks._yaml_loader import load_yaml
 
         return {k: v for k, v in load_yaml(self.path).items() if k not in ("tag", "group", "task_list")}
@@ -84,9 +86,9 @@ def definition(name: str) -> Definition:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """While the block runs, hide lm-eval's log messages below the level of errors, and progress bars.
+    """While the block runs, hide progress bars, and lm-eval's log messages below the level of errors.
 
-    The block discards everything that Python code writes to standard error.
+    Everything that Python code writes to standard error during the block is discarded.
     """
     logger = logging.getLogger("lm_eval")
     level = logger.level
@@ -234,7 +236,7 @@ class LocalRows:
     def overrides(self, config: Mapping[str, Any], *, examples: int) -> dict[str, Any]:
         """Return the changes to a task's configuration that make lm-eval use the data folder instead of its own data.
 
-        config: the configuration with functions imported; examples: number of few-shot examples.
+        config: the configuration, as `Definition.resolved` returns it; examples: number of few-shot examples.
         """
         import datasets
 
@@ -260,7 +262,7 @@ def commit(config: Any, source: DataSource) -> str | None:
     """Return the commit of the hub data set that lm-eval will load.
 
     None if the hub cannot be reached, or if lm-eval names no hub data set of the form OWNER/NAME. Raises HubError if
-    the hub refuses.
+    the hub refuses the request.
     """
     import huggingface_hub
 

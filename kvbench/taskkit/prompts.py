@@ -230,9 +230,10 @@ def effective_thinking(
 ) -> bool | None:
     """Return whether outputs will hold a thinking block, which the scorer must then expect.
 
-    None if no chat template is used, if the template has no such block, or if neither the rendered prompt nor
-    `thinking` decides. If the prompt ends inside an open thinking block, the result is True even if `thinking` is
-    False: the template has no switch, as with R1 distills.
+    The result is None if no chat template is used, or if the template has no such block. Otherwise the rendered prompt
+    decides. If it ends inside an open thinking block, the result is True even if `thinking` is False: the template has
+    no switch, as with R1 distills. If its last thinking block is closed, the result is False. If it holds no thinking
+    block, the result is `thinking`.
     """
     text = template_text(tokenizer, chat_template) if chat else None
     if text is None or "think" not in text:

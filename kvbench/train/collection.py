@@ -26,7 +26,8 @@ class Collection:
 
     The settings act in this order:
         max_prompt: skips questions with longer prompts, and cuts longer raw texts that the model is to continue.
-        answers: whether training uses the answers in the data, where a question has one, or answers of the model.
+        answers: "data": training uses the answers in the data, and the model answers only the questions that have none;
+            "model": the model answers all questions.
         temperature, top_p, top_k, max_tokens: how the model generates its answers.
         wrong, unfinished, min_tokens: which answers training drops.
         truncate: how many first tokens of each remaining answer training uses.

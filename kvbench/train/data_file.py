@@ -26,9 +26,9 @@ def read_questions(
 ) -> Iterator[Question]:
     """Yield the questions of a data file, or of all data files in a folder.
 
-    A row is skipped if its prompt or its answer in the file is empty. A row is also skipped if its prompt is longer
-    than `max_prompt`, or leaves no room for an answer in the model's context. Raises UserError for a row that has none
-    of the forms in `data_rows`, or a value of a wrong form.
+    A row is skipped if its prompt is empty, or if the file gives an answer for it and this answer is empty. A row is
+    also skipped if its prompt is longer than `max_prompt`, or leaves no room for an answer in the model's context.
+    Raises UserError for a row that has none of the forms in `data_rows`, or a value of a wrong form.
     """
     prompting = prompting or Prompting()
     maker = _Maker.of(loaded, collection, prompting)

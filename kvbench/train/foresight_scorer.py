@@ -113,8 +113,11 @@ class ScorerRecipe(TraceRecipe):
         self.traces, self.test = self._evicted(self.traces), self._evicted(self.test)
 
     def evictions_of(self, trace: Trace) -> Evictions:
-        """Return the reader for a trace. It evicts with `long_budget` and `long_interval` if the option `long` is set
-        and the trace has more than `long` tokens, else with `budget` and `interval`."""
+        """Return the `Evictions` that reads this trace.
+
+        Its budget and interval are `long_budget` and `long_interval` if the option `long` is set and the trace has more
+        than `long` tokens, else `budget` and `interval`.
+        """
         return self._of_long if len(trace.ids) > self.settings.more.get("long", 0) else self.evictions
 
     @classmethod
@@ -126,11 +129,11 @@ class ScorerRecipe(TraceRecipe):
 
     @classmethod
     def answers(cls, settings: Settings, longest: int) -> Answers:
-        """Return the made-up values for a rehearsal, in which tensors have sizes but no values.
+        """Return the values that a rehearsal makes up when code reads a value from a tensor.
 
-        Every integer is the budget. The number of True values in a mask depends on the mask's length n. If n is above
-        the budget, the mask has n - r True values, where r is the number of newest tokens that the method protects.
-        Otherwise it has `interval` True values, but at most n.
+        The tensors of a rehearsal have sizes, but no values. Every integer is the budget. The number of True values in
+        a mask depends on the mask's length n. If n is above the budget, the mask has n - r True values, where r is the
+        number of newest tokens that the method protects. Otherwise it has `interval` True values, but at most n.
         """
         more = settings.more
         longer = "long_" if 0 < more.get("long", 0) < longest else ""

@@ -106,8 +106,9 @@ class Evictions:
     def drawn(
         self, trace: Trace, seeds: Sequence[int], scorer: Mapping[str, torch.Tensor], take: Take | None = None
     ) -> TraceReading:
-        """Read the trace once per seed while `foresightkv` evicts entries drawn by the outputs of `scorer`; return one
-        record of all readings.
+        """Read the trace once per seed while `foresightkv` evicts; return one record of all readings.
+
+        The evicted entries are drawn at random, with probabilities that depend on the outputs of `scorer`.
 
         take: called with each eviction, which the record then does not keep.
         """

@@ -60,7 +60,7 @@ class Generation:
 def collecting(longest: int, questions: int, sampling: Sampling) -> Generation:
     """Return how the engine generates the answers that a recipe trains on: with the full cache.
 
-    longest: most tokens of a prompt plus its answer. questions: how many questions it answers.
+    longest: most tokens of a prompt plus its answer. questions: how many questions the engine answers.
     """
     return Generation(
         phase=COLLECTING,

@@ -177,7 +177,7 @@ class SparseRecipe(Recipe):
     def engine(
         self, questions: Sequence[Question], method: Method, budget: int | None, samples: int, log: KeptLog | None
     ) -> Engine:
-        """Return an engine that generates `samples` answers to each question.
+        """Return an engine with which the caller can generate `samples` answers to each question.
 
         The caller must drop the engine before the backward pass, which needs the memory of the engine's cache.
         """

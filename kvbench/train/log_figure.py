@@ -1,4 +1,7 @@
-"""Makes the plot of `kvbench train --plot`: loss, batch figures and held-out figures by step, one panel each."""
+"""Makes the plot of `kvbench train --plot`: loss and other figures of each step's batch, and the held-out figures.
+
+Each figure has a panel of its own, which shows the figure by step.
+"""
 
 from __future__ import annotations
 

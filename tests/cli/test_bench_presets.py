@@ -34,6 +34,7 @@ CALLS = {
 def asked(**typed: str | list[str] | None) -> bench_options.Asked:
     names = ("method", "budget", "method_opt", "preset", "scale", "baseline", "sequences", "samples", "prompt")
     names += ("new-tokens", "stretch", "interval", "shape", "device", "dtype", "memory", "decode-attn", "threads")
+    names += ("compile-cpu",)
     return bench_options.read(
         dict.fromkeys((*names, "repeats")) | {k.replace("new_t", "new-t"): v for k, v in typed.items()}
     )

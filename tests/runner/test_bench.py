@@ -217,6 +217,20 @@ def test_evictions_are_counted_and_timed(loaded):
     assert 0 < tova.evictions.share < 1
 
 
+def test_a_program_is_compiled_before_the_clock_starts(loaded, monkeypatch):
+    """The compiler is replaced by the recorded operations themselves, which takes no time to compile."""
+    compiled = []
+    unchanged = lambda module, examples, options: compiled.append(module) or module  # noqa: E731
+    monkeypatch.setattr("kvbench.engine.program._inductor.compile", unchanged)
+    setting = replace(SMALL, new_tokens=(60,), compile_cpu=True)  # longer than a warm-up
+    system = EngineSystem(setting, loaded, TOVA)
+    ids = setting.ids(16, 2)
+    system.warm_up(ids, 60)
+    assert len(compiled) == 1
+    assert {usage.decoding for _ in range(2) for usage in system.run(ids, 60).usages} == {"torch compiled"}
+    assert len(compiled) == 1
+
+
 def test_the_first_token_is_reckoned_back_from_the_first_step(monkeypatch):
     times = iter([10.0, 17.0, 29.0])  # began, first step (3 tokens each), stop
     monkeypatch.setattr("kvbench.runner.bench.stopwatch.clock", lambda device: next(times))

@@ -55,6 +55,20 @@ def undisturbed(model, tmp_path_factory):
     return execute(configuration(model), out=out, run_name="r")
 
 
+def test_steps_run_as_a_program_if_the_run_says_so(model, tmp_path, monkeypatch):
+    """The compiler is replaced by the recorded operations themselves, which takes no time to compile."""
+    compiled = []
+    unchanged = lambda module, examples, options: compiled.append(module) or module  # noqa: E731
+    monkeypatch.setattr("kvbench.engine.program._inductor.compile", unchanged)
+    setting = configuration(model, limit=3, samples=1, compile_cpu=True)
+    rows = read_run(execute(setting, out=tmp_path, run_name="program").run_dir).rows
+    assert set(rows.decoding) == {"torch compiled"}
+    assert len(compiled) == 2  # two of the three methods have equal caches, and share a program
+    plain = read_run(execute(configuration(model, limit=3, samples=1), out=tmp_path, run_name="plain").run_dir).rows
+    assert set(plain.decoding) == {"torch"}
+    assert list(rows.status) == list(plain.status)
+
+
 def hashes(folder: Path) -> str:
     return table_hash(read_run(folder).rows)
 

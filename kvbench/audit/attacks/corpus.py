@@ -1,11 +1,12 @@
-"""Runs a corpus of hostile programs in every tier of the sandbox that works here; reports which programs succeed.
+"""Runs a corpus of hostile programs in the sandbox, and reports which programs succeed.
 
     python -m kvbench.audit.attacks.corpus < attacks.json        # {"name": "text of a program", ...}
 
-It prints one JSON line per program and tier. `kvbench.audit.attacks.program` describes the programs and their targets.
-A new process runs each program in the same way as scoring does. The programs run as the user who starts this module. If
-root starts the command that audits the sandbox, the programs run twice: as root, and then as an ordinary user
-(`kvbench.audit.attacks.ordinary`).
+Each program runs in every tier of the sandbox (a tier is one way to isolate a program) that works on this machine. The
+module prints one JSON line per program and tier. `kvbench.audit.attacks.program` describes the programs and their
+targets. A new process runs each program in the same way as scoring does. The programs run as the user who starts this
+module. If root starts the command that audits the sandbox, the programs run twice: as root, and then as an ordinary
+user (`kvbench.audit.attacks.ordinary`).
 """
 
 from __future__ import annotations
@@ -115,9 +116,10 @@ def _successes(
 ) -> Iterator[str]:
     """Yield the names of the checks that show harm, that is, the ways in which the attack succeeded.
 
-    The checks are those in the attack's header, "damage" (to the grader) and "sandbox_error". An unknown check in the
-    header counts as a success. alive: ids of the processes that outlived the grader. result: what the grader reported.
-    secret: texts that the program must not see.
+    The function makes the checks that the attack's header names, and two more: "damage" (the grader was damaged) and
+    "sandbox_error" (the attack did not run). If the header names an unknown check, this counts as a success. alive: ids
+    of the processes that outlived the grader. result: what the grader reported. secret: texts that the program must not
+    see.
     """
     out = result.get("stdout", "") + result.get("stderr", "")
     seen = out + b"".join(aims.received).decode("latin-1")

@@ -37,8 +37,8 @@ def run_program(
 
     mode: "stdio": a test has the input ``stdin`` and the output ``expected``. "call": a test has ``args``, the
     arguments of ``Solution.add``, and the result ``expected``. limits: `wall` is a time in seconds; `mem`, `fsize` and
-    `out` are bytes of memory, of a written file and of output. tier: the sandbox's tier, by default the tier that
-    scoring chooses.
+    `out` are bytes of memory, of a written file and of output. tier: the way in which the sandbox isolates the program;
+    None: the tier that scoring chooses.
     """
     box_limits = Limits(memory=limits["mem"], file_bytes=limits["fsize"], output=limits["out"])
     options = {"prelude": PRELUDE, "preload": [], "function": "add", "native": True}

@@ -54,7 +54,8 @@ def watch(grader: subprocess.Popen[bytes], folder: Path, port: int | None, known
     """Observe a grader until it ends, and return the peaks; kill the grader's process group after `seconds`.
 
     folder: the grader's TMPDIR. port: a port on which the program may listen and to which this function tries to
-    connect; None: no such port. known: id of a child of this process that does not belong to the grader.
+    connect; None: no such port. known: id of a child of this process that is not observed, because it does not belong
+    to the grader.
     """
     peaks, before = Peaks(), _shared_memory()
     deadline, looks = time.monotonic() + seconds, 0
@@ -82,7 +83,8 @@ def watch(grader: subprocess.Popen[bytes], folder: Path, port: int | None, known
 def survivors(known: Iterable[int]) -> list[int]:
     """Kill the processes that outlived the grader, and return the ids of these processes.
 
-    Every descendant of this process has outlived the grader, except those in `known`.
+    The grader has ended, so every descendant that this process still has outlived the grader. known: ids of descendants
+    that do not belong to the grader; they are left alone.
     """
     time.sleep(_SETTLE_SECONDS)
     table = _table()

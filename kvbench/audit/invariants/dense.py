@@ -35,7 +35,7 @@ def dense_pass(
     """Run a whole sequence without a cache (`reference.dense_logits`), and record the queries of every layer.
 
     history: the log of evictions; a mask hides the evicted entries. keys: the names under which the log lists the
-    sequence. images: the images of the prompt with which `ids` begins.
+    evictions of the prompt and of the sample. images: the images of the prompt with which `ids` begins.
     """
     queries: dict[int, torch.Tensor] = {}
     route, expanding = reference.route, projections(loaded.model)

@@ -69,8 +69,8 @@ PHASES: tuple[Phase, Phase] = ("prefill", "decode")
 
 
 def held_at(exam: Exam, trial: Trial, key: int, seen: int) -> list[int]:
-    """Return how many entries the heads of the evicted layers hold after `seen` tokens: one number per head, layer by
-    layer.
+    """Return how many entries each head holds after `seen` tokens: one number per head, layer by layer. Layers from
+    which the engine never evicts are left out.
 
     An eviction after exactly `seen` tokens is not counted yet. key: the sequence's name in the log.
     """

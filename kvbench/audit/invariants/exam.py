@@ -149,8 +149,8 @@ class Exam:
         return budget * self.copies
 
     def protects(self) -> list[Protect]:
-        """Return which tokens of the first request the method protects: when the prompt is evicted, and while the
-        answer is generated."""
+        """Return two declarations of the tokens that the method protects in the first request: one for the eviction of
+        the prompt, one for evictions while the answer is generated."""
         length = len(self.requests[0].prompt_ids)
         budget = entry_budget(self.method, self.budget, length, self.group)
         phases = (self.method.during("prefill"), self.method.during("decode"))
@@ -205,9 +205,10 @@ class Exam:
 
     @once
     def dense(self, way: Way, request: Request, sample: int, *, masked: bool) -> Pass:
-        """Run a sample that the trial `main(way)` generated through the model again, all tokens at once.
+        """Let the model read a prompt and one generated sample of it, all tokens in one pass.
 
-        The pass uses no cache. masked: hide the entries that the engine had evicted.
+        The trial `main(way)` generated the sample. The pass uses no cache. masked: hide the entries that the engine had
+        evicted.
         """
         trial = self.main(way)
         ids = [*request.prompt_ids, *trial.done[request.doc_id, sample].token_ids[:-1]]
@@ -217,7 +218,8 @@ class Exam:
     def greedy(self) -> tuple[list[list[int]], list[list[int]]]:
         """Return the greedy tokens of the engine, and the greedy tokens of `model.generate` with an `EvictionCache`.
 
-        Both continue the same two long prompts, or a single one if the method runs probes.
+        Both continue the same two long prompts. If the method runs probes (extra tokens that the model reads against a
+        prompt's cache), both continue one long prompt only.
         """
         rows = 1 if self.method.during("prefill").needs().probes else 2
         prompts = self.subject.prompts([self.size + LONG] * rows, seed=2)

@@ -1,7 +1,7 @@
 """The invariants of a generation: of its tokens, logits, memory and evictions.
 
-Each public function that has a docstring checks the invariant in its first line. It raises `Broken` if the invariant
-does not hold, and `NotApplicable` if it cannot be checked.
+Each public function that has a docstring checks one invariant; the first line of the docstring states it. The function
+raises `Broken` if the invariant does not hold, and `NotApplicable` if it cannot be checked.
 """
 
 from __future__ import annotations
@@ -69,10 +69,11 @@ def budget(exam: Exam, way: Way) -> None:
 
 
 def protect(exam: Exam, way: Way) -> None:
-    """No head evicts a protected entry. If text is protected, a head evicts entries of images before those of text.
+    """No head evicts a protected entry. If the method protects text, every head evicts images first, then text.
 
-    Protected entries are sinks, recent tokens and the prompt, as far as the method protects them. A protected entry of
-    an image may stay although the head evicts entries of text.
+    Protected entries are those sinks, recent tokens and prompt tokens that the method protects. Text is protected only
+    against images: a head may evict entries of text after it has evicted all entries of images, except those that are
+    themselves protected entries.
     """
     evicts(exam)
     _drops(exam, way)

@@ -48,9 +48,10 @@ def queries(exam: Exam, way: Way) -> None:
 
 
 def _shown(trial: Trial) -> Iterator[tuple[LayerView, int | None]]:
-    """Yield every recorded view with queries of a sequence (not of a probe), and how many queries the method needs.
+    """Yield every recorded view that shows queries of a sequence, and how many queries the method needs in it.
 
-    This number is the method's `Needs.width` if `score` received the view, or None if `observe` did.
+    Views with queries of a probe (extra tokens beside the sequence) are left out. The number of queries is the method's
+    `Needs.width` if `score` received the view, and None if `observe` received it.
     """
     for method, views in trial.seen.decisions:
         if width := method.needs().width:

@@ -67,7 +67,8 @@ def by_position(x: torch.Tensor, view: LayerView) -> torch.Tensor:
 
 
 def largest_change(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Return the largest difference between two tensors, divided by the largest finite number in the first tensor."""
+    """Return the largest absolute difference between two tensors, divided by the largest finite absolute value in the
+    first tensor."""
     same = (a == b) | (torch.isnan(a) & torch.isnan(b))
     difference = torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=float("inf"))
     finite = a[torch.isfinite(a)]

@@ -83,8 +83,8 @@ class Subject:
         """Return the method in a form that can run on this model, and the model for it.
 
         The method gets a draft model and a file of weights or tables if it needs them. Missing weights and tables are
-        drawn at random, because no invariant depends on their quality. Raises NotApplicable for an oracle, and for a
-        method whose weights have unknown shapes.
+        drawn at random, because no invariant depends on their quality. Raises NotApplicable for an oracle (a method
+        that knows tokens that the model has yet to generate), and for a method whose weights have unknown shapes.
         """
         if method.oracle:
             raise NotApplicable("the method is an oracle; only 'kvbench replay' runs it")

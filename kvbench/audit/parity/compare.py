@@ -176,7 +176,8 @@ class ReferenceCache:
                 layer.update({"memory": view.attend(reduce_g="max", reduce_q="sum")})
 
     def evict(self) -> None:
-        """If an eviction is due, show the method the new queries; then evict from every layer as the engine does."""
+        """Evict from every layer as the engine does, if an eviction is due. A method that needs all queries since the
+        last eviction sees them before it evicts."""
         held = sum(int(layer.valid.sum()) for layer in self.layers) / (len(self.layers) * self.heads)
         due = self.plan.due
         if not (self.method.trigger(1).full(held, self._allowed()) if due is None else due(held, self.seen)):

@@ -112,10 +112,10 @@ def _scorer(case: Case) -> Pairs:
 
 
 def _scorer_step(case: Case, method: Any, step: int, views: list[LayerView]) -> Pairs:
-    """Yield the inputs and the outputs of the scorer (the method's network, which scores entries). Each of them comes
-    twice: as kvbench computes it, and as the file holds it.
+    """Yield two pairs of tensors: kvbench's and the file's attention features, then kvbench's and the file's scores.
 
-    Entries are in the file's order.
+    The scorer (the method's network, which scores entries) reads the features and returns the scores. Entries are in
+    the file's order.
     """
     [view] = views
     x = method.inputs(view)

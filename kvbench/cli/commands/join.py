@@ -87,7 +87,7 @@ def _document(joined: Joined) -> dict[str, Any]:
 
 
 def _print(joined: Joined) -> None:
-    """Print a table of the shards: their rows, and the rows that they added."""
+    """Print a table of the shards: for each, its rows, its planned rows, and the rows that it added to the run."""
     numbers = ("rows", "planned", "added")
     rows = [(d["shard"], Path(d["run"]).name, *(str(d[n]) for n in numbers)) for d in _document(joined)["shards"]]
     terminal.table(("shard", "run", *numbers), rows, right=numbers)

@@ -39,7 +39,7 @@ def record(
     run: Run,
     limit: Annotated[str, plain("--limit", f"Number of questions per task. Default: {QUESTIONS}.", "N")] = QUESTIONS,
     sample: Annotated[
-        str | None, plain("--sample", "Record only the question with this id, not the first ones.", "ID")
+        str | None, plain("--sample", "Record only the question with this id, not the first questions.", "ID")
     ] = None,
 ) -> None:
     """Record which tokens each method kept at each eviction, for the first questions of a run.

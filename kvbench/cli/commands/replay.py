@@ -110,7 +110,7 @@ def replay(
 
     The model answers each question once with the full cache. Every method then reads the same answers with its own
     cache and evicts when a run would; its predictions are compared with the full cache's. 'random' and the oracle
-    'golden' are always compared too: tables show how much of the gap in loss between these two each method closes.
+    'golden' are always compared too: tables show which share of the gap between their losses each method closes.
     With --analysis the command makes tables and figures instead: where attention goes, and which entries methods keep.
     """
     if given := gather({"plugin": plugin}, os.environ).typed("plugin"):
@@ -190,7 +190,7 @@ def _kinds(given: list[str] | None, flags: Mapping[str, Any], problems: Problems
     with problems.collect():
         if not given:
             if flags["sample"] is not None:
-                raise UserError("--sample is given without --analysis. Example: --analysis tokens.")
+                raise UserError("--sample is given without --analysis. Add an analysis, as in --analysis tokens.")
             return []
         kinds = choose_analyses([str(name) for name in split("--analysis", given, "Example: --analysis overlap.")])
         if all(issubclass(kind, AttentionAnalysis) for kind in kinds):

@@ -146,7 +146,8 @@ def train(
     with problems.collect():
         if preset and data is None and prompting.settings() and not dry_run:
             raise UserError(
-                f"--preset {bare(preset)} with these prompt settings needs questions from a file; give --data FILE."
+                f"--preset {bare(preset)} with these prompt settings (thinking, style or system message) needs "
+                "questions from a file; give --data FILE."
             )
     with problems.collect():
         describe(model, weights=not dry_run)

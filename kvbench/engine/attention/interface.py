@@ -9,9 +9,9 @@ Attention does not copy a KV head for each of its g query heads. The g query hea
 or read the same memory (`sdpa`).
 
 Bit equality on CPU (measured): linear layers map a vector to the same bits at any place in the batch, beside any other
-vectors, and with any number of threads. Batched matrix products do the same for a fixed shape, and
-`scaled_dot_product_attention` only with one thread. The number of entries that attention reads changes the last bits of
-its result. This number may therefore depend on the sequence, but never on the other sequences of the batch.
+vectors, and with any number of threads. Batched matrix products do so too if their shape is fixed.
+`scaled_dot_product_attention` does so only with one thread. The number of entries that attention reads changes the last
+bits of its result. This number may therefore depend on the sequence, but never on the other sequences of the batch.
 """
 
 from __future__ import annotations
@@ -197,9 +197,10 @@ def _functions(
 ) -> tuple[Callable[..., tuple[torch.Tensor, None]], Callable[..., None], Callable[..., None]]:
     """Return the attention function of the `route` block `name`, and two hooks; torch compiles none of the three.
 
-    The first hook stores the input of a module: the hidden states that an attention module reads, or latents. When a
-    pass begins, the second hook deletes the token ids of the previous pass; when the embedding reads token ids, it
-    stores them. A later block of this name gets the same functions, because compiled layers are valid only with these.
+    The first hook stores the input of a module: the hidden states that an attention module reads, or latents. The
+    second hook deletes the token ids of the previous pass when a pass begins, and stores the token ids that the
+    embedding reads. A later block of this name gets the same functions, because compiled layers are valid only with
+    these.
     """
 
     @torch.compiler.disable

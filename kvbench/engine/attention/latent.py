@@ -2,7 +2,7 @@
 
 Such a layer computes the key and value of every head from the token's latent c, which has R numbers. The rotary part
 k_rot of a key has r numbers and is the same for all heads. Head h has the key [U_h c, k_rot], the value V_h c and the
-query q_h = [q_pass, q_rot]. It gives token i the attention weight w_i. So
+query q_h = [q_pass, q_rot]. Head h gives token i, whose latent is c_i, the attention weight w_i. So
 
     q_h . [U_h c, k_rot] = [U_h^T q_pass, q_rot] . [c, k_rot]        sum_i w_i V_h c_i = V_h (sum_i w_i c_i)
 

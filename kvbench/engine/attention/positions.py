@@ -1,8 +1,8 @@
 """Checks, in short forward passes, that a loaded model works under the engine.
 
 (1) The model uses the positions that the engine passes, rather than counting tokens in transformers' cache. (2) When a
-text is read in several passes, its recurrent layers continue from the state after the previous pass. (3) Its latent
-layers give the same outputs from latents as from the keys and values of all heads.
+text is read in several passes, the model's recurrent layers continue from the state after the previous pass. (3) The
+model's latent layers give the same outputs from latents as from the keys and values of all heads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Stop(BaseException):
 
 @torch.no_grad()
 def check_positions(model: Any) -> None:
-    """Check that a token has the same queries when the model reads it alone as when it reads it after other tokens.
+    """Check that the model computes equal queries for a token read alone and for this token read after other tokens.
 
     In both passes the token is at the same position. A pass ends at the first attention layer. Raises UserError
     for a model that ignores the positions that the engine passes, or mixes neighbouring tokens outside attention.

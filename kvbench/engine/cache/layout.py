@@ -41,7 +41,7 @@ class Lengths:
     def of(
         cls, max_tokens: int, max_output: int | None = None, tail: int = 0, max_prompt: int | None = None
     ) -> Lengths:
-        """Return the lengths. max_output, max_prompt: None if only `max_tokens` bounds the output, or the prompt."""
+        """Return the lengths. max_output, max_prompt: None where `max_tokens` is the only bound."""
         output, prompt = (min(most or max_tokens, max_tokens) for most in (max_output, max_prompt))
         return cls(total=max_tokens, output=output, prompt=prompt, tail=tail)
 

@@ -131,7 +131,7 @@ class PagedStack(Stack):
         self._cuts.append(Cut(batch, keep, counts, movers.view(1)))
 
     def cuts(self) -> list[Cut]:
-        """Return the cuts that `compact` has stored since the last call of this function, and delete them here."""
+        """Return the eviction decisions (`Cut`) that `compact` has stored, and remove them from this store."""
         cuts, self._cuts = self._cuts, []
         return cuts
 
@@ -198,8 +198,8 @@ class PagedCache(SlotCache):
     def settle(self, sizes: Mapping[int, int]) -> None:
         """Drop the entries that the method's decisions (`Cut`) do not keep. `sizes` is not used.
 
-        One copy from the device to the host brings the numbers of kept entries, and the results of those checks of
-        eviction decisions that were delayed until this copy.
+        One copy from the device to the host brings the numbers of kept entries. The same copy brings the results of
+        checks of eviction decisions that were delayed until now; a check that failed raises its error.
         """
         cuts = [(stack, cut) for stack in self.stacks for cut in stack.cuts()]
         if not cuts:

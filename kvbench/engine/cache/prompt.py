@@ -173,7 +173,7 @@ class PromptCache:
         self.noise_keys = [noise.signed64(key) for key in noise_keys]
 
     def tick(self, growth: int | None) -> None:
-        """If the method needs every query, let it observe the queries since the last tick. Then evict if it must.
+        """If the method needs every query, let it observe the queries since the last tick. Then call `reduce`.
 
         growth: number of tokens read since the last tick; None: 0.
         """
@@ -213,7 +213,7 @@ class PromptCache:
         return other
 
     def forget_hidden(self, layer: PromptLayer) -> None:
-        """Drop the hidden states of a layer that evictions while decoding do not read."""
+        """Drop those hidden states of a layer that no eviction while decoding will read."""
         layer.forget_hidden(self.hidden[1])
 
     def forget_windows(self) -> None:

@@ -126,9 +126,9 @@ class PromptLayer:
                 self.states[name] = value
 
     def newest_hidden(self, count: int) -> torch.Tensor | None:
-        """Return the hidden states of the newest `count` tokens, or of all if there are fewer: [b, w, hidden size].
+        """Return the hidden states [b, w, hidden size] of the newest w tokens.
 
-        None for 0 tokens.
+        w is `count`, or less if the layer stores fewer hidden states. The result is None if `count` is 0.
         """
         return self.hidden[:, 0, -count:] if count else None
 

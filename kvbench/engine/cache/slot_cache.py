@@ -235,7 +235,10 @@ class SlotCache(ABC):
         return self.bytes() // self.slots
 
     def fixed_bytes(self, seen: int) -> int:
-        """Return the bytes of a slot that no eviction frees: `stored_bytes`, and rings filled by `seen` tokens."""
+        """Return the bytes of a slot that no eviction frees: `stored_bytes`, and the entries of sliding-window layers.
+
+        seen: tokens that the slot's sequence has read.
+        """
         return self.stored_bytes + sum(min(seen, rows) * size for rows, size in self._rings)
 
     @cached_property

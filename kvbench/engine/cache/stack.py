@@ -161,8 +161,9 @@ def alike(geometry: Sequence[LayerGeometry]) -> Iterator[list[LayerGeometry]]:
 
 
 def moves(holes: torch.Tensor, movers: torch.Tensor, places: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pair a head's kept entries that must move (movers) with its places that become free (holes): first with first.
+    """Pair a head's kept entries that must move (movers) with its places that become free (holes).
 
+    The first mover is paired with the first hole, the second with the second, and so on.
     holes, movers: masks [b, Hk, n] bool, each with its own n. places: an upper bound on the movers of a head. Returns
     two tensors [b, Hk, places]: the indices of the movers, and the indices of the holes to which they move. Both have
     -1 after a head's last pair.

@@ -59,7 +59,7 @@ class CompiledLayers:
                 layer.__dict__.pop("forward", None)
 
     def _either(self, plain: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that runs the compiled layer; the plain one once torch has failed to compile a layer."""
+        """Return a function that runs the compiled layer, or the plain one after torch failed to compile a layer."""
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if not self.failed:

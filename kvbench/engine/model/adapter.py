@@ -84,7 +84,7 @@ def _attach(model: Any, adapter: Adapter, tensors: Mapping[str, torch.Tensor]) -
     if shared := sorted(names & set(attached.targeted_module_names)):
         raise UserError(
             f"adapter {quote(adapter.folder)} changes {quote(shared[0])}, whose weights the model shares with another "
-            f"layer, so the adapter cannot be merged into one of the two. Train the adapter without this module."
+            f"layer, so the adapter cannot be merged into only one of the two. Train the adapter without this module."
         )
     return attached
 

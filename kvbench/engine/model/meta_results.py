@@ -18,7 +18,7 @@ _known: dict[Any, Any] = {}  # call -> `_SAME`, or a `Size`, or a list or tuple 
 
 
 class Size(NamedTuple):
-    """What the meta device knows of a tensor."""
+    """The shape, strides and dtype of a meta tensor."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -71,7 +71,10 @@ def _described(argument: Any) -> Any:
 
 
 def _result(described: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
-    """Return what to remember of a result; None if it is a view, or if the call changed the size of an argument."""
+    """Return what to remember of a result; None if nothing may be remembered.
+
+    This is so, for example, if the result is a view, or if the call changed the size of an argument.
+    """
     given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     if not given or described != _described(args):
         return None

@@ -22,7 +22,7 @@ Norm = Callable[[torch.Tensor], torch.Tensor]
 def fused_norms(model: Any) -> Iterator[int]:
     """While the block runs, use torch's operator in the RMS norms of a float32 model on a CPU.
 
-    Yields the number of norms that use it: those whose bits it reproduces.
+    A norm uses torch's operator only if a trial of both gives equal bits. Yields the number of such norms.
     """
     first = next(model.parameters(), None)
     modules = model.modules() if first is not None and first.device.type == "cpu" else ()

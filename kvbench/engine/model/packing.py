@@ -55,7 +55,7 @@ def packed_from(bytes_of_all: int, dtype: torch.dtype) -> int | None:
 
 
 def packs(model: Any, rows: int) -> bool:
-    """Return whether packed weights serve this model for inputs of `rows` rows, see `packed_linears`."""
+    """Return whether `packed_linears` packs weights of this model for inputs of `rows` rows."""
     parameters = list(model.parameters())
     dtype = parameters[0].dtype
     fewest = packed_from(sum(p.numel() * p.element_size() for p in parameters), dtype)

@@ -1,8 +1,8 @@
 """Weights and tables that methods need: one safetensors file, and beside it a JSON card that names their model.
 
 A file fits a model if the card has the same `FIELDS` as the model's configuration and the same fingerprint
-(`kvbench.engine.model.fingerprint`) as the model. If the card (of imported weights) or the model has no fingerprint,
-only the fields count.
+(`kvbench.engine.model.fingerprint`) as the model. If the card or the model has no fingerprint, only the fields are
+compared. For example, the card of imported weights has no fingerprint.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def model_fields(config: Any) -> dict[str, Any]:
     """Return the `FIELDS` of a transformers configuration or a parsed ``config.json``, by name.
 
     The fields are read from the configuration's part for the text model if there is one. A missing field is None, with
-    two exceptions: the number of KV heads and the head dimension are then derived from the number of query heads.
+    two exceptions. A missing number of KV heads is the number of query heads. A missing head dimension is the hidden
+    size divided by the number of query heads.
     """
     if hasattr(config, "get_text_config"):
         config = config.get_text_config()

@@ -74,7 +74,7 @@ def scorer_input(
         view: must show the values (except for "attn") and the newest 32 queries (except for "released8").
         chunk: by name ("sum"; for "released8" also "max" and "min"), statistics of the attention in the newest chunk,
             each [b, Hk, g, N].
-        cumulative, decayed: [b, Hk, g, N], the cumulative and the decayed sum, with the newest chunk.
+        cumulative, decayed: [b, Hk, g, N], the cumulative and the decayed sum; both include the newest chunk.
     """
     total = chunk["sum"]
     if features == "released8":

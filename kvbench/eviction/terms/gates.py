@@ -11,9 +11,9 @@ retention (arXiv 2605.09649) compute log beta = logsigmoid(out(h) + b) per KV he
 `tie` says which layers and heads share the last projection and its bias:
 
     none               each layer has its own
-    layers             one projection for all layers, with an output per head (the released code)
+    layers             one projection for all layers, with an output per head (released code of global retention)
     layers_and_heads   one vector u for all, log beta = logsigmoid(u h_head + b); h consists of Hk vectors h_head of
-                       width I, one per head (the paper)
+                       width I, one per head (paper of global retention)
 
 Tensors, stacked over the layers of the model unless shared (I: the width, D: hidden size, S = 2 Hk d):
 

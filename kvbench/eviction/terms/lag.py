@@ -1,4 +1,7 @@
-"""LagKV's score: the spread of a key or value over its channels, scaled by the next partition (arXiv 2504.04704)."""
+"""LagKV's score: the spread of a key or value over its channels, scaled by the next partition (arXiv 2504.04704).
+
+A partition is `lag` successive entries in text order.
+"""
 
 from __future__ import annotations
 

@@ -64,8 +64,10 @@ def dimensions(module: str, name: str) -> int | None:
 
 
 def gate_kinds(layer: Mapping[str, torch.Tensor]) -> list[Gate]:
-    """Return the kinds of gate whose released tensors have the names in `layer`: rg and rg2 have the same names, so
-    both are returned."""
+    """Return the kinds of gate whose released tensors have the names in `layer`.
+
+    The tensors of rg and rg2 have the same names, so these names give both kinds.
+    """
     return [gate for gate, names in GATES.items() if layer.keys() == names.keys() | {"bias"}]
 
 

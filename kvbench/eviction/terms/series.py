@@ -57,7 +57,10 @@ def series(view: LayerView, reach: int, *, over: Literal["mean", "max"], trig: b
 
 
 def standardised(score: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
-    """Return scores [b, Hk, g, N] less the mean, divided by the standard deviation, of the entries in `among`."""
+    """Return scores [b, Hk, g, N], for each query head minus their mean, then divided by their standard deviation.
+
+    Only the entries in `among` count in the mean and in the standard deviation.
+    """
     count = among.sum(dim=-1, keepdim=True).clamp_min(1)
     picked = torch.where(among, score.double(), 0.0)  # double, so that padding does not change the rounded sums
     centred = score.double() - picked.sum(dim=-1, keepdim=True) / count

@@ -103,7 +103,7 @@ def _blind(times: torch.Tensor, query_positions: torch.Tensor) -> torch.Tensor |
     """Return the mask of queries that see no key, [b, Hk, w] bool; on a CPU, None if every query sees a key.
 
     times: [b, Hk, N], as for `_bias`. The caller replaces the softmax of these queries by 0. On a GPU the mask is
-    returned unread, because reading it would make the host wait.
+    always returned, because a check of its values would make the host wait.
     """
     blind = times.amin(dim=-1)[:, :, None] > query_positions[:, None]
     return blind if on_gpu(blind) or bool(blind.any()) else None

@@ -92,7 +92,7 @@ class WindowVote(Method):
         """Return the global score F, and the columns that store F for the entries in `among`.
 
         F merges the local score with F', the global score at the previous eviction. If `memory` is None, F is the local
-        score, without columns.
+        score, and no columns are returned.
         """
         if self.memory is None:
             return local, {}
@@ -105,7 +105,10 @@ class WindowVote(Method):
         return score, {MEMORY.name: torch.where(among, score, float("nan"))}
 
     def order(self, view: LayerView) -> torch.Tensor:
-        """Return the order in which pooling sees the entries, as indices [b, Hk, N] (see `LayerView.text_order`)."""
+        """Return the order in which pooling sees the entries, as indices [b, Hk, N].
+
+        This is text order, or with `by_rank` the storage order of the released code.
+        """
         return slot_order(view) if self.by_rank else view.text_order()
 
     def ranked(

@@ -69,6 +69,7 @@ class Moment:
     """The entries that a method holds for b traces at one moment of their answers.
 
     index: number of the block of the answers that begins at this moment; None: the moment is the end of the answers.
+    A block is `--interval` successive tokens of each answer; the last block may be shorter.
     """
 
     chosen: Chosen
@@ -174,7 +175,10 @@ class MethodAnalysis(Analysis):
     override the Python methods that they need."""
 
     def moment(self, moment: Moment) -> None:
-        """Receive the entries that the eviction method holds, at the beginning of a block or at the end."""
+        """Receive the entries that the eviction method holds.
+
+        Called when a block of the answers (`--interval` tokens) begins, and at the end of the answers.
+        """
 
     def attended(self, look: Look) -> None:
         """Receive the attention of at most 16 successive queries to the entries that the eviction method holds."""

@@ -1,4 +1,4 @@
-"""Measures the share of the entries held by a method that get hardly any attention, by layer.
+"""Measures, by layer, which share of the entries that a method holds gets hardly any attention.
 
 After G-KV (arXiv 2512.00504, Appendix B, Figure 9). For each query of the answer, among the entries that the cache
 holds and the query sees:

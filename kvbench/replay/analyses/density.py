@@ -1,9 +1,9 @@
 """Measures where in the sequence the kept tokens are: a histogram of their relative positions, by method and budget.
 
 The relative position of token p among s tokens read so far is p / s: 0 is the prompt's first token, 1 the newest. The
-histogram counts the kept entries of all layers and KV heads. It counts when a block of the answer begins, after any
-eviction at this point, and at the end; but only after more tokens were read than fit into the budget. Per bin of
-positions:
+histogram counts the kept entries of all layers and KV heads. A block is `--interval` successive tokens of the answer.
+Entries are counted when a block begins, after any eviction at this point, and when the answer ends. They are counted
+only after more tokens were read than fit into the budget. Per bin of positions:
 
     density  the bin's share of all kept entries, divided by its share of all tokens read; 1: no preference for the bin
     kept     share of the bin's tokens that are kept, mean over layers and heads
@@ -41,9 +41,10 @@ class Density(MethodAnalysis):
             self.tally.add((moment.chosen, when, i), moment.traces, **sums)
 
     def rows(self) -> list[Row]:
-        """Return a row of results per bin of positions, for the moments when blocks begin and for the end.
+        """Return rows of results per bin of positions: one for the moments at which blocks of the answer (`--interval`
+        tokens) begin, and one for the end of the answer.
 
-        Columns: when ("evictions": when blocks begin; "end"), low and high (the bin's limits).
+        Columns: when ("evictions": the moments at which blocks begin; "end": the end), low and high (the bin's limits).
         """
         ratios = {"density": ("share", "uniform"), "kept": ("kept", "entries")}
         return [

@@ -11,7 +11,8 @@ over the query heads of a group. For an earlier window a and a later window b:
               that a cache with only S_a would keep
 
 Answers are read with the full cache, so the chosen methods do not matter. To bound memory, only `ANCHORS` windows of an
-answer, evenly spread, serve as earlier windows: at most ANCHORS x Hk x T flags per layer and trace (T: tokens).
+answer, evenly spread, serve as earlier windows: at most ANCHORS x Hk x T flags per layer and trace (Hk: KV heads, T:
+tokens).
 """
 
 from __future__ import annotations

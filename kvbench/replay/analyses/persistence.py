@@ -70,7 +70,8 @@ class Persistence(AttentionAnalysis):
     def rows(self) -> list[Row]:
         """Return a row of results per layer, KV head and distance h.
 
-        Columns: steps (the distance h), pairs (number of compared pairs of queries).
+        Columns: task, layer, head, steps (the distance h), pairs (number of compared pairs of queries), persistence,
+        chance.
         """
         ratios = {name: (name, "pairs") for name in ("persistence", "chance")}
         return [

@@ -1,8 +1,8 @@
 """Makes an HTML page about one answer: which tokens a method holds or has dropped at some moments and at the end.
 
-The answer is the first of the task; `--sample ID` names another question. The moments are up to `SHOWN` beginnings of
-blocks of the answer, evenly spread, after any eviction at this point. For each moment and for the end, the page shows
-every token that was read, in one of three states:
+The answer is the first of the task; `--sample ID` names another question. A block is `--interval` successive tokens of
+the answer. The moments are the beginnings of up to `SHOWN` blocks, evenly spread, after any eviction at this point. For
+each moment and for the end, the page shows every token that was read, in one of three states:
 
     dropped  fewer than half of the caches (one per layer and KV head) hold the token
     recent   otherwise, if the token is one of the newest 16
@@ -85,7 +85,7 @@ class Tokens(MethodAnalysis):
             )
 
     def _chosen(self, moment: Moment) -> bool:
-        """Return whether the page shows this moment, at which a block of the answer begins.
+        """Return whether the page shows this moment, at which a block of the answer (`--interval` tokens) begins.
 
         The page shows up to `SHOWN` such moments, evenly spread over the blocks before which more tokens were read than
         fit into the budget.

@@ -52,8 +52,8 @@ class Paired:
     def drop(self, alpha: float, power: float = POWER) -> float:
         """Return the smallest true drop that the test finds with this power, two-sided at `alpha`.
 
-        If all differences are equal, the drop is a share of questions that turn from right to wrong. NaN if there are
-        too few clusters for a test.
+        If all differences are equal, they have no spread from which a drop could be computed. The drop then comes from
+        the number of clusters alone (`whole_questions_drop`). NaN if there are too few clusters for a test.
         """
         if self.test == "equal differences":
             return whole_questions_drop(self.clusters, alpha=alpha, power=power)

@@ -5,8 +5,8 @@
     whole_questions_drop(30, alpha=0.05)               # for data without spread
 
 A test finds a true drop if the drop exceeds half the width of the test's confidence interval at `alpha`, plus the noise
-of the mean. Each result is an estimate from one table; its mean over many tables is the drop that is found with this
-power.
+of the mean. Each result is estimated from one table of scores. Over many tables, the mean of the results is the drop
+that the test finds with the given power.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def flips_drop(
     `clusters`: (sum of differences, number of questions) of each cluster. `alpha`: the level. `tail`: as in
     `smallest_drop`. The drop is computed from half the width of the test's own interval. The similarity of a cluster's
     questions is not estimated, because a few clusters hardly show it. The calculation treats the half width as that of
-    a t interval over the same number of equal clusters. In simulations, clusters of any sizes give a drop of nearly the
-    same multiple of the half width: 1.43 at level 5% and power 80%.
+    a t interval over the same number of equal clusters. In simulations, the drop is nearly the same multiple of the
+    half width whatever the sizes of the clusters: 1.43 times the half width at level 5% and power 80%.
     """
     import numpy as np
     from scipy.special import stdtrit

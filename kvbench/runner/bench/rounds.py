@@ -139,7 +139,7 @@ class Contest:
         """Warm a system up and time two generations; if memory runs out, try again with fewer sequences until they fit.
 
         ids: prompts [sequences, prompt]. Each new attempt has half as many sequences if the user gave their number,
-        otherwise seven eighths of them.
+        otherwise seven eighths as many.
         """
         tokens = load.new_tokens
         while True:

@@ -103,8 +103,8 @@ SEPARATED = 8  # tokens per separator (a comma) in random prompts; an arbitrary 
 class NoTokenizer:
     """Stands in for the tokenizer of a model with random weights.
 
-    Methods that read additional text get one token per 4 characters. For methods that look for separators, every eighth
-    token id decodes to a comma.
+    Methods that read additional text get one token per 4 characters. For methods that look for separators,
+    `batch_decode` turns every eighth token id into a comma.
     """
 
     all_special_ids = ()

@@ -56,7 +56,7 @@ class System(ABC):
         """Generate `tokens` tokens after each prompt of ids [sequences, prompt]; return the times."""
 
     def warm_up(self, ids: torch.Tensor, tokens: int) -> None:
-        """Generate a few tokens before the clock starts. tokens: those that `run` will generate."""
+        """Generate a few tokens before the clock starts. tokens: how many tokens per prompt `run` will generate."""
         self.run(ids, min(WARM_UP, tokens))
 
     def attention(self, ids: torch.Tensor, tokens: int, bandwidth: float) -> tuple[AttentionTime, ...]:
@@ -224,7 +224,7 @@ class Continuous(System):
 
     @staticmethod
     def _shared(ids: torch.Tensor) -> bool:
-        """Return whether several sequences have the same prompt, whose blocks may then be stored once."""
+        """Return whether several sequences have the same prompt. The cache may then store the prompt's blocks once."""
         return len(ids.unique(dim=0)) < len(ids)
 
 

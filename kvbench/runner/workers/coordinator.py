@@ -64,8 +64,8 @@ class Coordinator:
         """Execute all jobs.
 
         Raises KVBenchError in these cases: a worker meets an error that every worker would meet; no worker starts;
-        `TRIES` workers were lost at the same rows; too many workers were lost one after the other without a new row
-        (more than `TRIES` times the executor's number of workers); this machine does not see all saved rows.
+        `TRIES` workers were lost at the same rows; more workers were lost one after the other than `TRIES` times the
+        executor's number of workers, and no new row was saved meanwhile; this machine does not see all saved rows.
         """
         self._waiting = list(jobs)
         try:
@@ -150,7 +150,8 @@ class Coordinator:
         self._fruitless = self._fruitless + 1 if self._rows_at_loss == known else 1
         if self._fruitless > TRIES * len(self._states):
             raise SetupError(
-                f"{self._fruitless} workers were lost one after the other without a new row (the last: {bare(why)})."
+                f"{self._fruitless} workers were lost one after the other, and no row was saved in between "
+                f"(the last worker: {bare(why)})."
             )
         left = [job for old in state.jobs if (job := old.without(self._tail.statuses)).keys]
         self._waiting[:0] = left

@@ -104,7 +104,7 @@ class Executor(Protocol):
         """Give a ready worker more jobs. If the worker has died, `events` yields or has yielded a `Lost` for it."""
 
     def release(self, worker: str) -> None:
-        """End a worker that gets no more jobs. Its GPU becomes free; `events` yields no more events of this worker."""
+        """End a worker. It gets no more jobs; its GPU becomes free. `events` yields no more events of this worker."""
 
     def events(self, seconds: float) -> Iterator[Event]:
         """Yield the events of all workers. Waits up to this many seconds for the first event."""

@@ -102,8 +102,8 @@ def _until_done(workers: LocalExecutor, jobs: list[Job]) -> list[Event]:
 class _Running:
     """A submitted share of a worker.
 
-    done: for how many of the share's jobs the coordinator has received `Done`. ended: the time at which the result file
-    was first found missing although the Slurm job had ended or all rows were saved; None: this has not happened.
+    done: for how many of the share's jobs the coordinator has received `Done`. ended: since when the coordinator
+    has waited for the result file although the Slurm job has ended or all rows are saved; None: no such wait yet.
     """
 
     jobs: list[Job]

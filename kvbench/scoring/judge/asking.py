@@ -47,7 +47,10 @@ def ask(judge: Judge, prompt: tuple[Any, ...], read: Callable[[str], T | None]) 
 
 
 def judged_by(judge: str, mode: str) -> dict[str, str | bool | None]:
-    """Return the row's column `judge`: the judge model's name (`judge`), today's date, and how it judged (`mode`)."""
+    """Return {"judge": text}, the row's column of this name.
+
+    The text holds the judge model's name (`judge`), today's date (UTC), and how the model judged (`mode`).
+    """
     return {"judge": f"{judge}, {datetime.now(UTC):%Y-%m-%d}, {mode}"}
 
 

@@ -124,7 +124,7 @@ class Endpoint:
     def _read(self, answer: _Response) -> Reply:
         """Return the judge's reply in a server's response.
 
-        Raises JudgeError if it has none, KeyRefused for a refused key.
+        Raises JudgeError if the response holds no reply, KeyRefused for a refused key.
         """
         if answer.status in REFUSED:
             refused, empty = f"refused the key in {self.key_env}", f"needs a key, but {self.key_env} is empty"

@@ -23,9 +23,10 @@ OUTCOMES = {1.0: "win", 0.5: "tie", 0.0: "loss"}
 
 
 def rate(services: Services, doc: Doc, answers: Answers) -> Score:
-    """Return the judge's ratings of a conversation: value = mean rating / 10, aux `rating_1`, `rating_2`, `invalid`.
+    """Return the judge's ratings of a conversation: value = mean rating / 10, aux `rating_1`, ... = each turn's rating.
 
-    Raises KeyRefused; SetupError if a local judge cannot be used.
+    Aux `invalid` has the number of the judge's replies without a rating from 1 to 10. Raises KeyRefused; SetupError if
+    a local judge cannot be used.
     """
     judge = connect(services)
     if judge is None:

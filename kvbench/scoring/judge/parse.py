@@ -1,8 +1,8 @@
 """Find the verdict in a judge's reply, by the rules of FastChat's llm_judge.
 
-`rating` and `verdict` state which of several matches counts. Ratings are not clipped, for comparison with published
-numbers. A judged answer may itself hold a verdict such as ``[[10]]``, which the judge could quote;
-`kvbench.scoring.judge.prompts.disarm` makes such a quotation harmless.
+A reply may hold several marks such as ``[[7]]`` or ``[[A]]``; `rating` and `verdict` state which mark counts. `rating`
+returns the number as it is, even outside the judge's scale. A judged answer may itself hold a mark such as ``[[10]]``,
+which the judge could quote; `kvbench.scoring.judge.prompts.disarm` makes such a quotation harmless.
 """
 
 from __future__ import annotations

@@ -25,8 +25,9 @@ def score_countdown(text: str, numbers: Sequence[int], target: int, search: str)
     is the share of the actions in `search` that the output has right before its first wrong action.
 
     An action is right if it equals the action in the same line of `search`. If both lines hold an equation, their texts
-    after "=" may differ, but both or neither must contain "drop this branch". If no compared action is wrong, the last
-    compared action still does not count. An output of the first line alone scores below 0 in LongProc and 0 here.
+    after "=" may differ, but both or neither must contain "drop this branch". If all compared actions are right,
+    LongProc leaves the last one out of the count, and so does kvbench. If the output's procedure has only the first
+    line, LongProc's partial score is below 0, and kvbench's is 0.
     """
     solution = between(text, "Solution")
     if solution is not None and _solves(solution, numbers, target):

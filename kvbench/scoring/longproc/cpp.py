@@ -56,7 +56,7 @@ def require() -> None:
 
 
 def extract(text: str) -> str | None:
-    """Return the program between the first ```cpp or ```c++ fence and the last fence; None without both fences."""
+    """Return the program between the first ```cpp or ```c++ fence and the last fence; None if one is missing."""
     found = _FENCED.search(text.replace("```c++", "```cpp"))
     return found[1] if found else None
 

@@ -24,8 +24,8 @@ def score_plan(text: str, stays: Sequence[Stay], procedure: str) -> dict[str, fl
 
     stays: the right plan. procedure: the right answer, from the line ``<Solving Procedure>`` to the plan. The partial
     score is the share of the lines of `procedure` that the output has right before its first wrong line. A line is
-    right if it contains the line of `procedure` with the same number, both without articles and punctuation. If no
-    compared line is wrong, the last compared line still does not count.
+    right if it contains the line of `procedure` with the same number, both without articles and punctuation. If all
+    compared lines are right, LongProc leaves the last one out of the count, and so does kvbench.
     """
     plan = between(text, "Plan")
     if plan is not None and _is_right(plan, stays):

@@ -206,7 +206,7 @@ class Box:
 def _stack(size: int) -> Iterator[None]:
     """Set the stack limit, in bytes, while the block starts a process.
 
-    The limit must be set before the process starts, because the kernel then fixes the place of the process's stack.
+    The limit must be set before the process starts, because the kernel places the process's stack at the start.
     """
     with _stack_lock:
         soft, hard = resource.getrlimit(resource.RLIMIT_STACK)

@@ -1,8 +1,8 @@
 """Escapes: small programs that try to leave a box.
 
 Most escapes print a line for every forbidden act that succeeds; the box must end the other escapes. A box counts as
-isolating if every escape passes its check. Escapes are part of kvbench, so their output can be trusted.
-``kvbench audit --sandbox`` runs hostile programs.
+isolating if every escape passes its check. Escapes are part of kvbench, so their output can be trusted. Hostile
+programs are run by ``kvbench audit --sandbox``, not from here.
 """
 
 from __future__ import annotations

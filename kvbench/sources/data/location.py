@@ -55,7 +55,10 @@ def holds_rows(manifest: Manifest) -> bool:
 
 
 def raw_names(manifest: Manifest) -> tuple[str, ...]:
-    """Return the names that raw files (from the hub or a web address) have in a data folder, beside `manifest.path`."""
+    """Return the names of raw files (from the hub or a web address) in a data folder.
+
+    Their folder is the parent folder of `manifest.path`.
+    """
     if manifest.files:
         return tuple(PurePosixPath(file).name for file in manifest.files)
     return (PurePosixPath(urlsplit(manifest.url).path).name,) if manifest.url else ()

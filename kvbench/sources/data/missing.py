@@ -1,6 +1,6 @@
 """Errors for data that are not on this machine.
 
-`together` makes one error of several, which names the command that fetches the data of all tasks.
+`together` combines several errors into one, whose text names the command that fetches the data of all tasks.
 """
 
 from __future__ import annotations

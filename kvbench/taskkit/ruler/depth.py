@@ -66,7 +66,7 @@ class Grid:
         return (text * turns)[start : start + size]
 
     def _start(self, number: int) -> int:
-        """Return the index of the sentence of the text with which haystack number `number` starts."""
+        """Return the place, in the text's list of sentences, of the first sentence of haystack number `number`."""
         if self.essays:
             return random.Random(f"niah-{number}").randrange(len(self._sentences))
         return number % len(self._sentences)
@@ -81,7 +81,7 @@ class Grid:
 def boundary(sentences: Sequence[str], depth: float) -> int:
     """Return the number of sentences before the needle, so that about `depth` per cent of the text precede it.
 
-    The needle goes to the nearest sentence boundary; of two equally near ones, to the first.
+    The needle goes to the sentence boundary nearest to this depth; of two equally near ones, to the earlier one.
     """
     ends = [0, *accumulate(len(sentence) + 1 for sentence in sentences)]
     wanted = ends[-1] * depth / 100

@@ -1,4 +1,5 @@
-"""`chain`: the prompt lists a plan of additions; the solution (the right output) reads each plan line exactly once.
+"""`chain`: the prompt lists a plan of additions. To write the solution (the right output), a model must read each plan
+line exactly once.
 
 This tests foresight: past attention does not show which plan line comes next, and may point at lines already done. The
 task suits methods that predict future attention; a comparison on this task alone is unfair to methods that use past

@@ -48,7 +48,8 @@ def generate(seed: int, knobs: Knobs = Knobs()) -> Problem:
 def score(problem: Problem, output: str) -> Score:
     """Return the scores of an output.
 
-    exact: 1 if the output equals the solution. partial: the share of the asked keys whose first stated value is right.
+    exact: 1 if the output equals the solution. partial: the share of the asked keys for which the output states the
+    right value. If the output states several values for a key, the first of them counts.
     """
     text = said(output)
     given: dict[str, str] = {}

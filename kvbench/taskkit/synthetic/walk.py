@@ -149,7 +149,8 @@ def _cycle_through_00(n_lines: int, draw: Draw) -> tuple[list[int], list[int]]:
     Only the last of these values is 00.
 
     A line with the register's last digit u swaps the register's two digits, and then adds the fact v[u]. Without the
-    swap, each last digit would depend on the last digit before it alone, and the walk would repeat about three facts.
+    swap, the last digit of each value would depend only on the last digit of the value before, and the walk would
+    repeat about three facts.
     The facts are drawn such that u -> (u + tens(v[u])) mod 10 permutes the ten digits. With the swap, a line therefore
     permutes the register's 100 values.
     """

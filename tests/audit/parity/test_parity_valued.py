@@ -77,7 +77,7 @@ def changed(name, **hyper):
     [
         (changed(LAGKV, compression_ratio=0.8), "below sinks plus tail"),
         (changed(CRITICAL, compression_ratio=0.95), "below the window"),
-        (changed(DEFENSIVE, compression_ratio=0.83, window_size=16), "limit of entries forced to stay is negative"),
+        (changed(DEFENSIVE, compression_ratio=0.83, window_size=16), "number of entries forced to stay is negative"),
         (changed(VASE, temperature=0.5), "temperature"),
     ],
 )

@@ -26,9 +26,9 @@ def _rkv_rkv_repo(case: Case) -> list[CasePlan]:
 
 
 def _reference_and_sorted(method: str, hyper: dict[str, Any], options: dict[str, Any]) -> list[CasePlan]:
-    """Return two plans: one with ``compat=reference`` for all steps, one without it.
+    """Return two plans: one with the option ``compat=reference``, one without this option.
 
-    The second compares only steps in which the reference's cache is in text order.
+    The first plan compares all steps. The second compares only steps in which the reference's cache is in text order.
     """
     budget = hyper["budget"]
     return [
@@ -38,7 +38,8 @@ def _reference_and_sorted(method: str, hyper: dict[str, Any], options: dict[str,
 
 
 def _gkv_repo(case: Case) -> list[CasePlan]:
-    """Plan a case of the G-KV repository. Its one class also has switches for forms of SnapKV, R-KV and H2O."""
+    """Plan a case of the G-KV repository. The repository has one class for all methods: the switches of this class
+    also select forms of SnapKV, R-KV and H2O."""
     h = case.hyper
     memory, redundancy = h.get("enable_score_cache", False), h.get("suppressing_redundancy", False)
     shift = h.get("attention_shift_indicator", False)

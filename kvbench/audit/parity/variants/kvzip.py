@@ -18,8 +18,8 @@ from kvbench.lazy import torch
 def _kvzip_score(case: Case) -> list[CasePlan]:
     """Return one plan per step of the case.
 
-    Every step evicts from the same full cache: in mode "pair" at each of the case's ratios, then in mode "uniform" at
-    each ratio.
+    Every step evicts from the same full cache: first in mode "pair" at each of the case's ratios, then in mode
+    "uniform" at each ratio. In mode "pair" entries compete over the whole model, in mode "uniform" within each head.
     """
     h = case.hyper
     prefix, ratios = h["prefix_len"], h["ratios"]
@@ -57,9 +57,9 @@ def _repeats(case: Case, layer: int) -> Iterator[dict[str, Any]]:
 def _at_budget(case: Case, step: int, entries: int) -> list[set[int]]:
     """Return the reference's kept sets, corrected so that together they hold exactly `entries` entries.
 
-    The next best entries are added, or the worst removed. The reference's number may differ for two reasons. With a
-    budget of n entries, the reference keeps only entries that score above the n-th best, which may be fewer than n. And
-    n need not be a multiple of the number of heads, while kvbench gives every head the same budget.
+    The next best entries are added, or the worst removed. The reference may keep another number of entries for two
+    reasons. With a budget of n entries, the reference keeps only entries that score above the n-th best, which may be
+    fewer than n. And n need not be a multiple of the number of heads, while kvbench gives every head the same budget.
     """
     kept, prefix = case.kept(step), case.hyper["prefix_len"]
     scores = case.tensors[f"aux.score.{step}"]  # [units, tokens after the prefix]

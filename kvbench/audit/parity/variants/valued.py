@@ -69,7 +69,9 @@ def _defensivekv(case: Case) -> list[CasePlan]:
     budget, share, window = windowed_budget(case), 1 - h["compression_ratio"], h["window_size"]
     limit = int((total - window) * share - window)
     if limit < 0:
-        raise NotCoveredError("the limit of entries forced to stay is negative: the reference keeps arbitrary entries")
+        raise NotCoveredError(
+            "the limit on the number of entries forced to stay is negative: the reference keeps arbitrary entries"
+        )
     options = {"window": window, "kernel": h["kernel_size"], "forced": limit}
     options["level"] = "model" if case.variant.startswith("layer") else "layer"
     plan = _with_norms(case, "defensivekv", options, budget)

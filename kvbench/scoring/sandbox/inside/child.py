@@ -156,7 +156,7 @@ class Child:
 
 
 def _send(fd: int, data: memoryview) -> memoryview:
-    """Write to a pipe without waiting; return the bytes not yet written, none if the pipe has no reader."""
+    """Write to a pipe without waiting; return the bytes not yet written. If the pipe has no reader, return no bytes."""
     try:
         return data[os.write(fd, data) :]
     except BlockingIOError:
