@@ -9,9 +9,10 @@ as tables print it: ``snapkv(window=32, kernel=7)``. With budget C, and free = C
     capacity_h  (1 - floor_alpha) * count_h + floor_alpha * free, in addition to the protected entries
 
 Each head keeps its capacity_h best entries. `normalize` first multiplies the scores of a head by a factor: the sum of
-the head's `free` largest scores, divided by the sum of all scores of the head. Where scores can be negative (gkv, rkv),
-the layer's lowest score is subtracted before. If `base` has budgets per layer (pyramidkv), heads share their layer's
-budget. The defaults are those of the released prediction script.
+the head's `free` largest scores, divided by the sum of all its scores. Scores of protected entries do not count in
+either sum. Where scores can be negative (gkv, rkv), the layer's lowest score is subtracted before. If `base` has
+budgets per layer (pyramidkv), heads share their layer's budget. The defaults are those of the released prediction
+script.
 
 rounding=exact makes every layer's total exact (largest remainder). rounding=official follows the released code: it
 rounds floor_alpha * free down, then each head's capacity, and takes an excess over the budget back evenly.
@@ -46,8 +47,8 @@ class AdaKV(Method):
     floor_alpha: float = option(0.2, "share of the budget that is spread evenly over heads", low=0, high=1)
     normalize: bool = option(
         True,
-        "multiply a head's scores by the sum of its n largest scores, divided by the sum of all; n: how many entries "
-        "the head would keep with an even budget",
+        "multiply a head's scores by the sum of its n largest scores, divided by the sum of all its scores; n: how "
+        "many unprotected entries the head would keep with an even budget",
     )
     floor: Literal["mix", "guarantee"] = option(
         "mix",

@@ -207,7 +207,7 @@ class CAKE(Method):
         )
 
     def _cascade(self, preference: torch.Tensor, spare: int, room: torch.Tensor, final: torch.Tensor) -> torch.Tensor:
-        """Return how many entries outside the window the cascade's evictions leave in each layer, [b, L].
+        """Return how many entries of each layer are left after the cascade's evictions, without the window, [b, L].
 
         final: the layers' budgets after the whole prompt; the other arguments as in `_split`.
         """

@@ -4,15 +4,15 @@ Paper: Feng et al., Taming the Fragility of KV Cache Eviction in LLM Inference, 
 
 The last w = `window` queries of the prompt attend to all entries. Per KV head, entry j before the window gets
 
-    m_j   maximum over group and window of the attention to j. Before, each query's row of attention is pooled along the
-          text, and scaled so that its sum is as before pooling.
+    m_j   maximum over group and window of the attention to j. Before this maximum is taken, each query's row of
+          attention is pooled along the text, and scaled so that pooling does not change its sum.
     s_j = max(m_j, mean of m) * n_j / (sum of n_j over the KV heads)
 
-n_j is the norm of criticalkv: mean over the group of |v_j W_O^h|_1. Some entries are forced to stay: the entries of a
-head with the most mean attention, as many as together get less than `mass` minus a bias. Their number is at most
-int((N - w) C / N) - w, with N entries in the head and budget C. Forced entries and the window get the score of the
-layer's best entry. The heads of a layer share its budget (Ada form); with level=model (Layer-DefensiveKV) the heads of
-all layers share one budget. No head has a minimum.
+n_j is the norm of criticalkv: mean over the group of |v_j W_O^h|_1. Some entries of a head are forced to stay: those
+with the most mean attention, as many as together get less attention than `mass` minus a bias (option `bias`). Their
+number is at most int((N - w) C / N) - w, with N entries in the head and budget C. Forced entries and the window get the
+score of the layer's best entry. The heads of a layer share its budget (Ada form); with level=model (Layer-DefensiveKV)
+the heads of all layers share one budget. No head has a minimum.
 
 bias=released is the attention to the w entries before the window, a mean over queries and heads: the released code
 removes the window first, and then takes the last w remaining entries for the window. bias=window is the attention to
@@ -48,8 +48,8 @@ class DefensiveKV(Method):
     )
     mass: float = option(
         0.9,
-        "a head's entries with the most attention are forced to stay, as many as together get less than mass minus "
-        "bias",
+        "a head's entries with the most attention are forced to stay, as many of them as together get less attention "
+        "than mass minus bias",
         low=0,
         high=1,
     )
@@ -60,7 +60,8 @@ class DefensiveKV(Method):
     )
     norm: Literal["heads", "tokens"] = option(
         "heads",
-        "heads: divide a value's norm by the sum over its token's KV heads; tokens: by the sum over its head's entries",
+        "what a value's norm is divided by. heads: the sum of the norms of the same token in all KV heads of the "
+        "layer; tokens: the sum of the norms of all entries of the same head before the window",
     )
     forced: int | None = option(
         None, "a head has at most this many forced entries; none: the budget sets the limit", low=0

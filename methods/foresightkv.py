@@ -60,9 +60,13 @@ class ForesightKV(Method):
     pool: float = option(
         2.0, "candidates among which the dropped entries are drawn, as a multiple of the number to drop", low=1
     )
-    sampling: bool = option(True, "draw evicted entries among the candidates; false: drop the worst")
+    sampling: bool = option(
+        True,
+        "draw the evicted entries at random among the candidates; false: drop those with the largest phi, the scorer's "
+        "output",
+    )
     compat: Literal["none", "reference"] = option(
-        "none", "reproduce the released evaluation: the decayed sum is overwritten by the plain sum"
+        "none", "reproduce the released evaluation: the decayed sum of attention is overwritten by the plain sum"
     )
 
     def weights(self) -> LearnedWeights:

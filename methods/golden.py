@@ -41,7 +41,9 @@ class Golden(Method):
     oracle = True
 
     within: Literal["mean", "max"] = option(
-        "max", "score by the largest attention of a block's queries, or by their mean (paper)"
+        "max",
+        "how the attention of later queries to an entry becomes its score. max: the largest; mean (paper): the largest "
+        "mean over a block of queries, those between two evictions",
     )
     recent: int = option(0, "newest tokens that always stay", low=0)
 

@@ -44,10 +44,13 @@ class KVzap(Thresholded):
 
     surrogate: str = option("auto", "file with the trained networks; auto: kvzap.safetensors beside the model")
     level: Literal["model", "layer", "head"] = option(
-        "model", "entries compete over the heads of the whole model, of each layer, or within a head"
+        "model",
+        "which entries compete with each other. model: those of the whole model; layer: those of all heads of a layer; "
+        "head: those of one head",
     )
     threshold: float = option(
-        -4.0, "least logarithm of the predicted worth of an entry that stays (strategy=threshold)"
+        -4.0,
+        "least score of an entry that stays (strategy=threshold); the score is the logarithm of the predicted worth",
     )
     recent: int = option(128, "newest tokens that always stay", low=0)
 

@@ -40,7 +40,7 @@ class KVzip(Method):
     kind = "probes"
 
     chunk: int = option(2000, "prompt tokens that one probe repeats", low=1)
-    postfix: int = option(8, "how many of the previous chunk's last tokens stand at the beginning of a probe", low=0)
+    postfix: int = option(8, "how many of the previous chunk's last tokens a probe's instruction quotes", low=0)
     level: Literal["pair", "head"] = option(
         "pair", "pair: all entries of the model compete for one budget; head: each head has its own budget"
     )

@@ -5,7 +5,7 @@ Paper: Huang et al., Locret: Accelerating Long-Context LLM Inference with Retain
 A retaining head per layer (`kvbench.eviction.terms.retaining`) scores a token for every KV head when it is read. No
 attention is computed, and a score never changes, so scores from different chunks of a prompt can be compared: the
 method is made for ``--prefill chunked``. The newest `recent` tokens always stay; the others with the highest scores
-fill the budget. The prompt is evicted; with `decode`, generated tokens are too.
+fill the budget. Entries of the prompt are evicted; with `decode`, also those of generated tokens.
 
 Defaults: recent 100, as in the release. `kvbench train locret` trains heads for a model.
 

@@ -33,7 +33,9 @@ class Random(Method):
 
     recent: int = option(16, "newest tokens that always stay", low=0)
     prompt: Literal["none", "all", "cap"] = option(
-        "none", "which prompt tokens always stay, as far as the budget has room"
+        "none",
+        "which prompt tokens always stay, as far as the budget has room. none: no token; all: every token; cap: the "
+        "first tokens and every second one after them",
     )
     cap: int = option(512, "prompt=cap: this many first tokens of the prompt stay, after them every second one", low=0)
 

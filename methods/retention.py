@@ -48,7 +48,8 @@ class Retention(Thresholded, Gated):
     stacked = True
 
     level: Literal["model", "layer"] = option(
-        "model", "entries compete over the heads of the whole model, or of each layer"
+        "model",
+        "which entries compete with each other. model: those of the whole model; layer: those of all heads of a layer",
     )
     floor: float = option(0.0, "entries that every head keeps at least; below 1: a share of the budget", low=0)
 

@@ -56,7 +56,8 @@ class Scope(Method):
     form: Literal["slide", "adaptive", "discontinuous"] = option(
         "adaptive",
         "how many entries of the answer stay, and when the others are evicted. slide: a fixed number, at every tick; "
-        "adaptive: a number that grows with the answer, at every tick; discontinuous: the same, every `delta` tokens",
+        "adaptive: a number that grows with the answer, at every tick; discontinuous: as many as adaptive, every "
+        "`delta` tokens",
     )
     share: float = option(0.8, "share of the budget that the prompt may fill", low=0.1, high=0.9)
     recent: int = option(16, "newest tokens of the answer that always stay", low=1)

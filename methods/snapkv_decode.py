@@ -48,7 +48,7 @@ class SnapKVDecode(WindowVote):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.compat == "reference" and self.variant != "rkv":
-            raise OptionError("compat", "is for variant=rkv; the other code keeps its entries in text order.")
+            raise OptionError("compat", "is for variant=rkv; the code of variant gkv keeps its entries in text order.")
 
     @property
     def voters(self) -> int:

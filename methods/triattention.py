@@ -11,9 +11,9 @@ d = 1, 2, 4 ... `reach`:
 The product equals sum_f |q_f||k_f| cos(w_f (T - p + d) + phase), so the keys need no rotation back. The scores S of a
 query head are standardised over the scored entries (`normalize`). `level` says which entries share a score:
 
-    head        largest over the group, mean over the layers: one set of tokens per KV head for the whole model
-    layer_head  `group` over the group: every head of every layer has its own set
-    all         largest over all heads of all layers: one set
+    head        largest over the group, then mean over the layers: one set of tokens per KV head, the same in all layers
+    layer_head  largest or mean over the group (option `group`): every KV head of every layer has its own set of tokens
+    all         largest over all heads of all layers: one set of tokens for the whole model
 
 The tokens of the prompt stay and are not scored, as long as the budget has room for another entry. Otherwise they
 compete; with prompt=score they always do. q and E|q_f| are a table (`mean`, `modulus`) that

@@ -1,6 +1,6 @@
 """LongProc's html_to_tsv (Ye et al. 2025, arXiv:2501.05414): extract a table from a web page.
 
-    longproc_html_to_tsv           tables of up to 0.5K tokens; also /0.5k
+    longproc_html_to_tsv           tables of up to 0.5K tokens; the same as longproc_html_to_tsv/0.5k
     longproc_html_to_tsv/2k        up to 2K tokens
     longproc_html_to_tsv/8k        up to 8K tokens
 

@@ -74,8 +74,8 @@ class MathVista(Task):
     def score(self, doc: Doc, output: Output) -> Score:
         """Score an answer.
 
-        The strict score (variant `rule` only) counts only texts that are the bare answer or hold ``The answer is
-        "..."``.
+        Without a judge there is also a strict score. It counts an answer as right only if the text is the bare answer
+        or contains ``The answer is "..."``.
 
         Raises SetupError if the judge's server refuses the API key (KeyRefused), or if a local judge cannot be used.
         """

@@ -3,13 +3,13 @@
 A trace is read G times. The advantage A_g of reading g is known only after its last token. If the scorer's inputs at
 all evictions of a long trace were kept until then, they would take more memory than a GPU has. But every draw is used
 for one update only. So the ratio in the policy loss (`kvbench.eviction.terms.objectives`) is 1, and loss and gradient
-are linear in the advantages. Let p_g be the policy loss of reading g at advantage 1, and D the divergence from the
-initial scorer. Then:
+are linear in the advantages. Let p_g be the policy loss of reading g at advantage 1. Then:
 
-    gradient of the loss = sum over g of A_g * gradient of p_g, plus kl * gradient of D
+    gradient of the loss = sum over g of A_g * gradient of p_g, plus kl * gradient of the divergence
 
-The gradients of p_g and D need no advantage. They are computed at each eviction and added up, so that no inputs are
-kept. The sums take as much memory as G + 1 scorers.
+The divergence is that from the initial scorer; kl is its weight. The gradients of p_g and of the divergence need no
+advantage. They are computed at each eviction and added up, so that no inputs are kept. The sums take as much memory as
+G + 1 scorers.
 
 Letters: G readings of one trace, Hk KV heads, n competing entries, D inputs of the scorer per entry.
 """
@@ -63,9 +63,10 @@ class PolicyGradient:
         self._entries += len(now)
 
     def loss(self, advantages: torch.Tensor, kl_weight: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the loss of the G readings, with its gradient, and the divergence without its weight `kl_weight`.
+        """Return the loss of the G readings, which carries its gradient, and the divergence, a number without gradient.
 
-        Both are means over layers, heads, evictions and evicted entries. advantages: [G], that of each reading.
+        Both are means over layers, heads, evictions and evicted entries. The loss contains the divergence times
+        `kl_weight`; the returned divergence is not multiplied by it. advantages: [G], one for each reading.
         """
         divergence = self._divergence / self._entries
         total = kl_weight * divergence - advantages.to(divergence).mean()

@@ -46,7 +46,7 @@ class PredictorRecipe(TraceRecipe):
 
     @abstractmethod
     def predict(self, new: NewTokens) -> torch.Tensor:
-        """Return the predictions [b, Hk, t] of the networks in `new.weights` for new tokens of one layer."""
+        """Return the predictions [b, Hk, t] for new tokens of one layer, by this layer's network in `new.weights`."""
 
     @abstractmethod
     def text(self, trace: Trace) -> tuple[list[int], int]:
@@ -72,7 +72,7 @@ class PredictorRecipe(TraceRecipe):
         if longest > self.loaded.context:
             raise UserError(
                 f"{self.reads} have up to {longest} tokens, but the model's context has {self.loaded.context}. "
-                "Give fewer --opt tokens."
+                "Give shorter texts with --data; for kvzap, a smaller --opt tokens=N suffices."
             )
         geometry = for_lengths(self.loaded.geometry, longest)
         check_evicts(geometry, longest)

@@ -176,7 +176,7 @@ def _questions(
     if data is None:
         if given := list(prompting.settings()):
             flag = f"--{given[0].replace('_', '-')}"
-            raise UserError(f"{flag} needs --data: problems of built-in tasks have no chat template.")
+            raise UserError(f"{flag} needs --data: problems of built-in tasks are asked without a chat template.")
         asked = built_in(entry.tasks, samples, seed, loaded)
         return asked, built_in(entry.tasks, entry.held_out, seed, loaded, held_out=True)
     return _divide(entry, read_questions(data, loaded, collection, prompting), samples)

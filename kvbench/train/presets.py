@@ -1,8 +1,8 @@
 """Presets of the built-in recipes: the settings of the papers, and settings for the built-in model.
 
 (r) marks values that the released code or its model cards state, but not the paper. `Preset.about` names the settings
-for which no source states a value; they have the value that `about` gives after "here", else the recipe's default.
-Papers that train with Adam without weight decay get AdamW with weight decay 0. Imports no torch.
+for which no source states a value. Such a setting has the value that `about` gives after "here", or else the recipe's
+default. If a paper trains with Adam without weight decay, its preset uses AdamW with weight decay 0. Imports no torch.
 """
 
 from __future__ import annotations

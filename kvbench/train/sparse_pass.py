@@ -1,7 +1,7 @@
 """Forward and backward passes of a model under eviction masks, for a micro-batch of sequences at a time.
 
-Letters: b sequences, S tokens in the longest sequence, n last of the S positions, enough to hold the answer of every
-sequence, t of these positions whose losses are computed at a time, H heads of the cache, D hidden size, V vocabulary.
+Letters: b sequences, S tokens in the longest sequence, H heads of the cache, D hidden size, V vocabulary. The last n of
+the S positions hold the answers of all sequences. The losses of t of these n positions are computed at a time.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def test_texts_read_twice_must_fit_into_the_context():
     model = build("qwen3")
     assert model.context == 512
     long = Trace(name="long", prompt=tuple(range(3, 150)) * 2, answer=(5, 6))
-    with pytest.raises(UserError, match=r"up to 594 tokens, .* context has 512\. Give fewer --opt tokens\."):
+    with pytest.raises(UserError, match=r"up to 594 tokens, .* context has 512\. Give shorter texts with --data"):
         Plain(model, SETTINGS, [long, *TEXTS[:2]], TEXTS[2:])
 
 

@@ -12,6 +12,8 @@ reward R:
     high       minus the mean over high of d
     all        minus the mean over all these tokens of d
 
+[d > 1.5] is 1 for a token with d above 1.5, and 0 for other tokens.
+
     A_g   = (R_g - mean of R) / (standard deviation of R + 1e-8)                 the advantage of reading g
     loss  = policy loss of A_g and log softmax(phi) at the evicted entries (`kvbench.eviction.terms.objectives`)
             + kl * divergence from the initial scorer;      both are means over layers, heads, evictions and entries

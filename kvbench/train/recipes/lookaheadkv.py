@@ -8,8 +8,9 @@ layer and query head:
     guess_j  = mean over P of softmax(q . k)_j   over the keys of X and P, where the adapter acts on P
     loss     = mean over layers and heads of KL( target / |target|_1  ||  guess / |guess|_1 )   over j in X
 
-(arXiv 2603.10899). Only P and the adapter are trained. The prompt's keys and values depend on neither, so the prompt is
-read once, without a gradient.
+(arXiv 2603.10899). The adapter is a low-rank change of the model's linear layers; it acts on the learned tokens only.
+Only P and the adapter are trained. The prompt's keys and values depend on neither, so the prompt is read once, without
+a gradient.
 
 Letters of shapes: L layers without a sliding window, Hq query heads, T tokens of the prompt, n keys.
 """

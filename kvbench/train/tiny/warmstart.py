@@ -79,8 +79,8 @@ def _look_back(attention: Qwen3Attention, kv_head: int, offsets: tuple[int, int]
     """Make the two query heads of one KV head attend to the tokens at given offsets before the query.
 
     All tokens have the same key, and each query is this key rotated back by the offset. Under RoPE, the product of
-    query and key is the sum, over the fast pairs of dimensions, of cos(angle * (distance - offset)). It is largest at
-    the offset.
+    query and key is the sum of cos(angle * (distance - offset)) over the pairs of dimensions that RoPE rotates fast.
+    This sum is largest where the distance equals the offset.
     """
     angles = THETA ** (-torch.arange(FAST) / PAIRS)  # [FAST] rad per token
     key = torch.zeros(HEAD)
