@@ -55,8 +55,8 @@ class DefensiveKV(Method):
     )
     bias: Literal["released", "window", "off"] = option(
         "released",
-        "attention that is subtracted from mass. released: that to the last entries before the window; window: that to "
-        "the window; off: 0",
+        "which attention is subtracted from the option mass. released: the attention to the last entries before the "
+        "window; window: the attention to the window; off: none",
     )
     norm: Literal["heads", "tokens"] = option(
         "heads",

@@ -9,13 +9,14 @@ entries:
     llama    softmax, over the older keys, of the logits summed over the group, as in the released Llama file
     mistral  softmax over the older keys for each query head, then the group's maximum, as in the Mistral file
 
-`fuse` sums the votes or takes their maximum. All older keys were in the cache when the voters were generated. So votes
-computed at an eviction equal votes computed when the voters were generated.
+`fuse` sums the votes or takes their maximum. kvbench computes the votes at an eviction, over the older keys that are
+left. The released code stores each voter's logits when it is generated; these logits give the same votes, because all
+keys that are left were in the cache then.
 
 Defaults: window 32, fuse sum; the paper's tasks use windows of 30 to 200, both values of `fuse`, and an eviction at
 every step (interval 1). The released code keeps one entry more than its capacity; kvbench's budget counts every entry.
-With grouped queries the Llama file prunes stored logits per query head but keys per KV head. So from the second
-eviction on, its logits no longer belong to its keys. In the Mistral file one voter is missing: `voters=W-1` reproduces
+With grouped queries the Llama file prunes stored logits per query head but keys per KV head. So after the first
+eviction, its logits no longer belong to its keys. In the Mistral file one voter is missing: `voters=W-1` reproduces
 this for a window of W.
 """
 

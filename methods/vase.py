@@ -46,7 +46,9 @@ class VaSE(Method):
     )
     sinks: int = option(4, "first tokens that always stay", low=0)
     kernel: int = option(5, "average-pooling width, 1 for none", low=1, odd=True)
-    draw: bool = option(True, "draw the other entries; false: keep those with most attention")
+    draw: bool = option(
+        True, "fill the rest of the budget with random draws; false: with the entries of most attention"
+    )
     compat: Literal["none", "reference"] = option(
         "none", "reproduce the released code: entries are not sorted before pooling"
     )

@@ -1,4 +1,4 @@
-"""Records the tensor operations of a function as a graph, while they run."""
+"""Records the tensor operations of a function as a graph, while they run. The engine compiles the graph of a step."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _check(function: Any, args: tuple[Any, ...]) -> None:
     """Raise CaptureError if a later call may need another operation in the place of this one."""
     aten = torch.ops.aten
     if function is aten.lift_fresh.default:
-        raise CaptureError("the step's code makes a tensor from numbers of the host")
+        raise CaptureError("the step makes a tensor from Python numbers, which a compiled program could not change")
     if function is aten.dropout.default:  # (input, p, train)
         varies = args[2]
     elif function is aten.index.Tensor:

@@ -1,7 +1,8 @@
 """Reads the traces of a task for analyses: with the full cache and, if an analysis needs it, with every chosen method.
 
 Analyses of attention get the full cache's attention for 16 successive queries at a time. At any time, memory holds the
-sums of the analyses and either this attention or the record of one batch read with the full cache (`Reference`).
+sums of the analyses. Beside them it holds either the attention of these 16 queries, or the record that a reading of one
+batch with the full cache leaves (`Reference`).
 """
 
 from __future__ import annotations

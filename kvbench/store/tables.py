@@ -109,9 +109,9 @@ def read_seal(run_dir: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise SetupError(f"cannot read {quote(path)} ({reason(error)}). {_remedy(run_dir)}") from error
+        raise SetupError(f"cannot read the seal {quote(path)} ({reason(error)}). {_remedy(run_dir)}") from error
     except ValueError:
-        raise SetupError(f"{quote(path)} is damaged. {_remedy(run_dir)}") from None
+        raise SetupError(f"the seal {quote(path)} is damaged. {_remedy(run_dir)}") from None
     if isinstance(content, dict) and isinstance(content.get("format"), int):
         manifest.check_format(SEAL, content["format"])
     if not _is_seal(content):

@@ -101,7 +101,8 @@ class Rehearsal:
         return torch.device("cuda" if self.gpu else "cpu")
 
     def phases(self) -> list[Phase]:
-        """Return the phases of the training, except the one in which the model's answers are collected."""
+        """Return the phases of the training, those in which it generates answers included. The collection of answers
+        before the training is not among them."""
         layers = int(self.config.get_text_config().num_hidden_layers)
         whole = self._loaded(layers)
         if layers <= FEWEST + 1 or not _alike(whole):

@@ -161,7 +161,7 @@ HOST = "result may need other operations at each step"
         (lambda x: x[x > 0], HOST),
         (lambda x: x + torch.rand(3), HOST),
         (lambda x: torch.nn.functional.dropout(x, 0.5, training=True), HOST),
-        (lambda x: x + torch.tensor([1.0, 2.0, 3.0]), "from numbers of the host"),
+        (lambda x: x + torch.tensor([1.0, 2.0, 3.0]), "from Python numbers"),
     ],
 )
 def test_what_cannot_be_recorded(step, cause):

@@ -76,7 +76,7 @@ class Tier(ABC):
 
 
 class Bwrap(Tier):
-    """Tier bwrap. Bubblewrap starts with an empty environment and sets NO_NEW_PRIVS itself."""
+    """Tier bwrap. kvbench starts Bubblewrap with an empty environment; Bubblewrap sets NO_NEW_PRIVS."""
 
     name, namespaces = "bwrap", True
 
