@@ -218,7 +218,7 @@ class Recipe(ABC):
 
 
 class TraceRecipe(Recipe):
-    """The base class of recipes that train a method's weights, with a frozen model, on answers of the model or of the data.
+    """The base class of recipes that train a method's weights on answers of the model or of the data. The model is frozen.
 
     Subclasses create the tensors to train in `begin`.
     """
