@@ -178,10 +178,10 @@ class Settings:
         metavar="NAME",
     )
     no_compile: bool = engine(False, flag, "Decode on a GPU without compiling the model's layers.")
-    compile_cpu: bool = engine(
-        False,
+    compile_cpu: bool | None = engine(
+        None,
         flag,
-        "Decode on a CPU with a compiled program: up to three times as fast, after about 10 s of compiling per method "
+        "Decode on a CPU with a compiled program: up to three times as fast, after 10 to 20 s of compiling per method "
         "and budget. Needs a C++ compiler.",
     )
     prefill_chunk: int = engine(

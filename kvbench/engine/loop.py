@@ -147,7 +147,7 @@ class Engine:
         self.steps.draw_as(Drawing.of([request for request, _ in queue], self.loaded.stop_ids))
         admission: Admission | None = None
         model = self.loaded.model
-        rows = 0 if self.steps.programmed else self.cache.slots  # a program packs weights itself
+        rows = 0 if self.steps.programs else self.cache.slots  # a program packs weights itself
         with self.reader.model.routed(), packed_linears(model, rows), fused_norms(model):
             while queue or admission or self.slots.live():
                 while (queue or admission) and self.slots.free():

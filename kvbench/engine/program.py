@@ -38,6 +38,11 @@ class _Compiled(NamedTuple):
 _newest: WeakKeyDictionary[Any, _Compiled] = WeakKeyDictionary()
 
 
+def forget(model: Any) -> None:
+    """Free the newest program of a model."""
+    _newest.pop(model, None)
+
+
 class StepProgram:
     """A decode step compiled as one program. Each call runs a step and returns its logits.
 
@@ -48,17 +53,22 @@ class StepProgram:
         step: runs a step, and returns its logits [S, V]. It must be a function of tensors that are never reallocated.
         model: the model that the step runs. Its weights must not change afterwards.
         slots: number of slots, S.
-        restore: resets the tensors that a step changes. To compare their logits, `step` runs once, then `restore`, then
-            the program once. After that, and after a failure, the caller must reset the tensors.
+        restore: resets the tensors that a step changes. `step` runs twice, to see that it runs the same operations
+            again, and the program once, to compare their logits; `restore` runs between them. After that, and after a
+            failure, the caller must reset the tensors.
 
     Raises CaptureError when the step cannot be recorded (see `Recording`) or compiled, and when the logits differ.
     """
 
     def __init__(self, step: Callable[[], torch.Tensor], model: Any, slots: int, restore: Callable[[], object]) -> None:
-        recording = Recording(step, [*model.parameters(), *model.buffers()])
+        constants = [*model.parameters(), *model.buffers()]
+        recording = Recording(step, constants)
+        restore()
+        if not recording.same_as(Recording(step, constants)):
+            raise CaptureError("it runs other operations when it runs again")
+        if _overlap(recording.changed):
+            raise CaptureError("it changes tensors that share memory")
         self._inputs = recording.inputs
-        if _overlap(self._inputs):
-            raise CaptureError("it reads tensors that share memory")
         self._program = _compiled(recording, model, packs(model, slots))
         restore()
         _compare(self(), recording.result)
@@ -74,7 +84,7 @@ def _compiled(recording: Recording, model: Any, packed: bool) -> Callable[..., t
     kind = (str(recording.module.graph), tuple(held), tuple(shapes), packed, torch.get_num_threads())
     if (before := _newest.get(model)) is not None and before.kind == kind:
         return before.program
-    _newest.pop(model, None)  # free its weights first
+    forget(model)  # its weights, before the new program has its own
     with FakeTensorMode():  # without memory; each apart from the others, as `_overlap` has checked
         examples: list[Any] = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in recording.inputs]
     options = {"freezing": packed, "cpp_wrapper": True, "compile_threads": 1}
@@ -103,7 +113,8 @@ def _quiet() -> Iterator[None]:
 
 def _compare(logits: torch.Tensor, expected: torch.Tensor) -> None:
     """Raise CaptureError if the program's logits differ from those of the plain step by more than rounding explains."""
-    allowed = TOLERANCE[expected.dtype] * float(expected.nan_to_num().abs().max())
+    finite = expected[expected.isfinite()]
+    allowed = TOLERANCE[expected.dtype] * float(finite.abs().max()) if finite.numel() else 0.0
     if not torch.allclose(logits.float(), expected.float(), rtol=0, atol=allowed, equal_nan=True):
         raise CaptureError("the compiled step has other logits than the plain step")
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -14,6 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from kvbench.engine.graph import CaptureError
 
 _VARIES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded)
+_READS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__)
 _MASKS = (torch.bool, torch.uint8)  # an index of these types makes a result of another shape at each step
 
 
@@ -28,6 +30,7 @@ class Recording:
         module: runs the recorded operations; takes `inputs` as arguments, returns a tuple of one tensor, and holds
             those constants that the operations read.
         inputs: all other tensors that the operations read or change, except those that the operations made.
+        changed: those of `inputs` in whose memory the operations write.
         constants: the constants in `module`.
         result: what the recorded call returned.
 
@@ -37,11 +40,28 @@ class Recording:
 
     def __init__(self, step: Callable[[], torch.Tensor], constants: Iterable[torch.Tensor]) -> None:
         mode = _Mode(constants)
-        with mode:
+        with _HostReads(), mode:
             self.result = step()
         mode.graph.output((mode.node(self.result),))
         self.module = torch.fx.GraphModule(mode.constants, mode.graph)
         self.constants, self.inputs = list(mode.constants.values()), mode.inputs
+        self.changed = [t for t in mode.inputs if t.untyped_storage().data_ptr() in mode.changed]
+
+    def same_as(self, other: Recording) -> bool:
+        """Return whether both recorded the same operations on the same tensors."""
+        same = len(self.inputs) == len(other.inputs) and all(map(operator.is_, self.inputs, other.inputs))
+        return same and str(self.module.graph) == str(other.module.graph)
+
+
+class _HostReads(TorchFunctionMode):
+    """Refuses, inside the block, reads of a tensor by the host that are no operations of torch."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function in _READS:
+            raise CaptureError(f"the step calls Tensor.{function.__name__}, so the host reads a tensor")
+        return function(*args, **(kwargs or {}))
 
 
 class _Mode(TorchDispatchMode):
@@ -52,6 +72,7 @@ class _Mode(TorchDispatchMode):
         self.graph = torch.fx.Graph()
         self.inputs: list[torch.Tensor] = []
         self.constants: dict[str, torch.Tensor] = {}
+        self.changed: set[int] = set()  # addresses of the storages that operations write to
         self._are_constant = {id(tensor) for tensor in constants}
         self._nodes = WeakTensorKeyDictionary()  # of each tensor that still exists, so that results can be freed
         self._first: torch.fx.Node | None = None  # the first operation; inputs stand before it
@@ -75,7 +96,16 @@ class _Mode(TorchDispatchMode):
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        with self:  # an operation that consists of others is recorded as these
+            out = function.decompose(*args, **kwargs)
+        return self._record(function, args, kwargs) if out is NotImplemented else out
+
+    def _record(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _check(function, args)
+        for parameter, value in zip(function._schema.arguments, (*args, *[None] * len(function._schema.arguments))):
+            changed = kwargs.get(parameter.name, value)
+            if parameter.alias_info is not None and parameter.alias_info.is_write:
+                self.changed |= {t.untyped_storage().data_ptr() for t in tree_iter(changed)}
         named = tree_map_only(torch.Tensor, self.node, (args, kwargs))
         out = function(*args, **kwargs)
         made = self.graph.call_function(function, *named)
@@ -98,9 +128,7 @@ def _check(function: Any, args: tuple[Any, ...]) -> None:
     aten = torch.ops.aten
     if function is aten.lift_fresh.default:
         raise CaptureError("the step makes a tensor from Python numbers, which a compiled program could not change")
-    if function is aten.dropout.default:  # (input, p, train)
-        varies = args[2]
-    elif function is aten.index.Tensor:
+    if function is aten.index.Tensor:
         varies = any(isinstance(t, torch.Tensor) and t.dtype in _MASKS for t in tree_iter(args[1]))
     else:
         varies = any(tag in function.tags for tag in _VARIES)

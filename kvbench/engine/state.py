@@ -19,7 +19,7 @@ from kvbench.engine.sequence import Token
 from kvbench.engine.upload import upload
 from kvbench.records import Request, Sampling
 
-FIELDS = 9  # numbers per slot in `State.rows`, without end tokens and fixed tokens
+FIELDS = 9  # numbers per slot, without end tokens and fixed tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +95,12 @@ class State:
         """Allocate the tensors. rows: number of slots; steps: most steps of a block."""
         self.drawing, self.device = drawing, device
         self._fixable = steps if drawing.fixes else 0
-        self.rows = torch.zeros(rows, FIELDS + drawing.ends + self._fixable, dtype=torch.int64, device=device)
-        fields = self.rows[:, :FIELDS].unbind(1)
+        self._numbers = torch.zeros(FIELDS + drawing.ends + self._fixable, rows, dtype=torch.int64, device=device)
+        fields = self._numbers[:FIELDS].unbind(0)
         self.tokens, self.seen, self.live, self.keys, self.drawn, *rest = fields
         self.left, self.early, self.unread, self.deltas = rest
-        self.ends = self.rows[:, FIELDS : FIELDS + drawing.ends]
-        self.fixed = self.rows[:, FIELDS + drawing.ends :]
+        self.ends = self._numbers[FIELDS : FIELDS + drawing.ends].T
+        self.fixed = self._numbers[FIELDS + drawing.ends :].T
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
         self._loaded = 0  # sequences that were live at the last `load`
         self._out = torch.zeros(steps, 2, rows, dtype=torch.int64, device=device)  # tokens, bad
@@ -112,9 +112,9 @@ class State:
         held: the sequence of each slot, None for an idle slot; seen: for each slot, how many tokens were read;
         stop_ids: end tokens of the model.
         """
-        held, idle = list(held), [0] * self.rows.shape[1]
+        held, idle = list(held), [0] * len(self._numbers)
         rows = [idle if s is None else self._row(s, n, stop_ids) for s, n in zip(held, seen)]
-        self.rows.copy_(upload(np.array(rows), self.device))
+        self._numbers.copy_(upload(np.array(rows).T, self.device))
         self.step.zero_()
         self._loaded = len(held) - held.count(None)
 

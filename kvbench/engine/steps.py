@@ -18,7 +18,7 @@ from kvbench.engine.cache.slot_cache import SlotCache
 from kvbench.engine.graph import CaptureError, StepGraph
 from kvbench.engine.kernels.backends import Backend, decode_with, draw_with
 from kvbench.engine.kernels.compiled import CompiledLayers
-from kvbench.engine.program import StepProgram
+from kvbench.engine.program import StepProgram, forget
 from kvbench.engine.sampler import next_tokens
 from kvbench.engine.sequence import Sequence, Slots, Token
 from kvbench.engine.setup import Setup
@@ -37,6 +37,7 @@ class DecodeSteps:
     Attributes:
         state: tokens and counters of every slot, on the device.
         writer: the attention handler of a step.
+        programs: whether steps are to run as a compiled program on a CPU. It stays true if torch cannot compile one.
     """
 
     def __init__(
@@ -65,6 +66,9 @@ class DecodeSteps:
         if self._captures and not self.writer.capturable:
             self._captures = False
             notice("decode steps run uncompiled: how many entries they read depends on the sequences")
+        self.programs = self._captures and not self._on_gpu
+        if not self.programs:
+            forget(loaded.model)
         self.state = State(cache.slots, look, Drawing(), self._device)
         self._prepared: tuple[State, int] | None = None  # what `_graph` or `_program` was captured for
         self._graph: StepGraph | None = None
@@ -75,14 +79,9 @@ class DecodeSteps:
         """How steps run. On a GPU: the backend's name, then "graph" and "compiled" if used. On a CPU: "torch", then
         "compiled" if steps run as a compiled program."""
         if not self._on_gpu:
-            return "torch compiled" if self.programmed else "torch"
+            return "torch compiled" if self._captures else "torch"
         compiled = self._compiled is not None and not self._compiled.failed
         return " ".join([self._backend, *["graph"] * self._captures, *["compiled"] * compiled])
-
-    @property
-    def programmed(self) -> bool:
-        """Whether steps run as a compiled program on a CPU."""
-        return self._captures and not self._on_gpu
 
     def draw_as(self, drawing: Drawing) -> None:
         """From now on, draw tokens as `drawing` says."""

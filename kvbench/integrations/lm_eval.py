@@ -289,7 +289,7 @@ class KVBenchLM(TemplateLM):
             samplings={r.sampling for r in requests},
             **settings,
         )
-        settings |= {"compiled": not run.no_compile, "program": run.compile_cpu, "notice": terminal.warning}
+        settings |= {"compiled": not run.no_compile, "program": bool(run.compile_cpu), "notice": terminal.warning}
         return Engine(self.loaded, method, slots=plan.slots, **settings)
 
     # --- records ------------------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ class CellRun:
                 on_step=self.on_step,
                 backend=config.decode_attn,
                 compiled=not config.no_compile,
-                program=config.compile_cpu,
+                program=bool(config.compile_cpu),
                 notice=lambda text: self.say(f"{plan.cell.label}: {text}"),
             )
         except Exception as error:

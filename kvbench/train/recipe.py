@@ -218,9 +218,9 @@ class Recipe(ABC):
 
 
 class TraceRecipe(Recipe):
-    """The base class of recipes that train a method's weights on answers of the model or of the data. The model is frozen.
+    """The base class of recipes that train a method's weights on answers of the model or of the data.
 
-    Subclasses create the tensors to train in `begin`.
+    The model is frozen. Subclasses create the tensors to train in `begin`.
     """
 
     def __init__(

@@ -215,7 +215,7 @@ def test_a_planted_drop_is_of_right_answers(side, rows) -> None:
     scores = [1.0 if number % 5 == 0 else 0.0 for number in range(50)]
     made = [row | {"doc_id": f"q{number:02}"} for number, row in enumerate(rows(scores))]
     assert [check.name for check in checks(side("a", made)) if not check.caught] == []
-    with pytest.raises(UserError, match="which a planted drop of the score needs"):
+    with pytest.raises(UserError, match="as a planted drop of the score needs"):
         list(checks(side("b", made[:30])))
 
 

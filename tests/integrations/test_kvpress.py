@@ -150,7 +150,7 @@ def test_a_press_that_reads_entries_only_serves_other_architectures():
 
 def test_what_kvpress_gets_wrong_while_decoding_is_said():
     [note] = press("ExpectedAttentionPress").notes()
-    assert "counts them from the number of hidden states" in note
+    assert "derives their positions from the number of hidden states" in note
     assert "at most 24" in note
     assert press("SnapKVPress").notes() == press("CompactorPress").notes() == ()
     assert make("snapkv+kvpress:CapPress", {}).notes() == make("kvpress:CapPress", {}).notes()

@@ -89,7 +89,7 @@ def test_the_command_plans_without_weights_and_says_what_fits(folder, capsys):
         (["--dry-run", "--gpu-memory", "9" * 400 + "GB"], "80GB"),
         (["--dry-run", "--processes", "0"], "--processes"),
         (["--dry-run", "--processes", "3"], "a batch of 8 cannot be shared equally by 3 processes"),
-        (["--gpu-memory", "80GB", "--out", "x"], "give --dry-run, too"),
+        (["--gpu-memory", "80GB", "--out", "x"], "Give --dry-run too"),
         (["--processes", "2", "--out", "x"], "torchrun"),
         ([], "--out is missing"),
     ],

@@ -51,7 +51,7 @@ def test_a_wrong_rotation_is_noticed():
 def test_cake_whose_prompt_stays_whole_is_not_covered():
     case = CASES["cake/l4_mha2_d16_casc"]
     short = replace(case, meta=case.meta | {"hyper": case.hyper | {"prefill": 64}})
-    with pytest.raises(NotCoveredError, match="the prompt is too short: the reference keeps all of it"):
+    with pytest.raises(NotCoveredError, match="the prompt is too short: the reference keeps the whole prompt"):
         plans(short)
 
 
