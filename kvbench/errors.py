@@ -54,12 +54,14 @@ class Interrupted(KVBenchError):
 
 
 class MethodError(KVBenchError):
-    """A method's own code failed, or returned invalid scores."""
+    """The code of a plug-in's method failed, or a method returned scores of a wrong shape."""
 
 
 class BudgetViolation(KVBenchError):
-    """A method kept more entries than its budget, or dropped protected entries. The method's results are not comparable
-    with others."""
+    """A rule of fair comparison was broken, so the results are not comparable with others.
+
+    For example, a method kept more entries than its budget, dropped protected entries, or returned NaN scores.
+    """
 
 
 def quote(value: object) -> str:

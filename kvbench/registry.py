@@ -66,8 +66,8 @@ class Registry(Generic[T]):
     def register(self, name: str, *, aliases: Sequence[str] = (), origin: str = "") -> Callable[[T], T]:
         """Return a decorator that registers a member, such as a class, under a name and its aliases.
 
-        origin: where the member is defined, for messages; default: the member's module. Raises UserError for an invalid
-        name, NameTaken for a name that is registered already.
+        origin: where the member is defined, for messages; default: the member's module. The decorator raises UserError
+        for an invalid name, NameTaken for a name that is registered already.
         """
 
         def add(member: T) -> T:

@@ -67,9 +67,10 @@ class GenSpec:
     """A task's default settings for prompts and sampling. Command-line options override single fields; rows and the
     run's record state the values used.
 
-    `max_new_tokens`: most tokens that the model generates per turn. With `truncate` "middle", a user text of more than
-    L tokens loses its middle and keeps L / 2 tokens at each end. L is the value of --max-prompt-tokens. Without this
-    option, L is the model's context less `max_new_tokens` and `reserve` (tokens), but at most `longest`.
+    `max_new_tokens`: most tokens that the model generates per turn. With `truncate` "middle", the text of a question's
+    first turn loses its middle if it has more than L tokens, and keeps L / 2 tokens at each end. L is the value of
+    --max-prompt-tokens. Without this option, L is the model's context less `max_new_tokens` and `reserve` (tokens), but
+    at most `longest`. With `truncate` "none", no text is cut.
     """
 
     n: int = 1
@@ -93,7 +94,7 @@ class Output:
     """What the model generated for one sample, as `score` receives it.
 
     `text` is the last turn's answer, and `turns` holds the answers of all turns. `baseline` holds the full cache's
-    answers to the same question, for judges that compare two answers.
+    answers to the same question, for judges that compare two answers; it is empty if they are not known.
     """
 
     text: str
@@ -110,8 +111,8 @@ class Score:
     """The result of scoring one sample. If the sample cannot be scored, `value` is None, never 0, and `note` says why.
 
     `status` is then the status of the sample's row: grader_error, judge_error, sandbox_error or unscored. "unscored"
-    means that no judge was asked: the user gave none, or the judge compares answers and the full cache has no answer to
-    the question.
+    means that scoring did not take place. For example, the user gave no judge, or the judge compares answers and the
+    full cache has no answer to the question.
     """
 
     value: float | None
@@ -265,7 +266,7 @@ class Task(ABC):
 
     def floor(self, budget: int, interval: int) -> float | None:
         """Return a lower bound of the built-in model's main score (`headline`) at this budget and interval, whatever
-        the method; None if no bound is known.
+        the method; None if no bound is known. The bound assumes no mistake with the full cache.
         """
         return None
 

@@ -169,7 +169,8 @@ class CAKE(Method):
         """Return the states that the layer stores after an eviction: entries per head, and tokens read so far.
 
         The state `entries` is the number of entries that the first eviction left in each head; every later eviction
-        leaves the same number. first: [b] whether this is the first eviction.
+        leaves the same number. The first eviction stores 0, because it does not know this number yet. first: [b]
+        whether this is the first eviction.
         """
         known = view.states["entries"]
         left = view.held() - (view.seen - view.states["evicted_at"])[:, None]

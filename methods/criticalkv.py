@@ -12,7 +12,8 @@ W_O^h is the part of the layer's output projection that reads query head h. n_j 
 
 `ada=true` is Ada-CriticalKV: the heads of a layer share its budget as in ada-kv (floor=guarantee, normalize=false), by
 the scores of `base` alone; the norms choose within a head. Stage 1 then keeps at least int(floor_alpha C) entries.
-Bases that give heads or layers different budgets, such as ada-kv and pyramidkv, work too.
+A base may give heads or layers different budgets, as ada-kv and pyramidkv do. A base that decides on the entries of
+several layers together, such as headkv, is refused.
 
 Defaults: rho 0.5, epsilon 1e-4, floor_alpha 0.2 as in paper and kvpress; window 32 as in the authors' code (kvpress
 64). As in kvpress, epsilon is added to an entry's mean score per query: its score divided by the number of queries in
@@ -90,7 +91,7 @@ class CriticalKV(Method):
         return ScoreOut(score.masked_fill(first, float("inf")), out.columns, out.stats)
 
     def _first(self, view: LayerView, out: ScoreOut, free: torch.Tensor) -> torch.Tensor:
-        """Return how many entries of each head stage 1 keeps, [b, Hk] int64.
+        """Return how many entries of each head stage 1 keeps, protected entries included, [b, Hk] int64.
 
         out: the base's scores; free: mask of the entries that are not protected.
         """

@@ -111,7 +111,7 @@ class DefensiveKV(Method):
         return rank < count.minimum(most)[..., None]
 
     def _bias(self, view: LayerView, paid: torch.Tensor) -> torch.Tensor | float:
-        """Return the bias, attention that is subtracted from `mass`, [b, 1, 1].
+        """Return the bias, attention that is subtracted from `mass`, [b, 1, 1]; with bias=off, the number 0.
 
         paid: the attention of the window's queries to the entries before the window, [b, Hk, g, w, N].
         """

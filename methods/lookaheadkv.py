@@ -67,7 +67,7 @@ class LookaheadKV(Method):
 
 
 def _shapes(model: Sizes) -> Shapes:
-    """Return the shapes of the random weights that tests use: embeddings, and an adapter of the attention projections.
+    """Return the shapes of random weights for tests and audits: embeddings, an adapter of the attention projections.
 
     Other projections get no adapter, because not every model's configuration states their sizes.
     """

@@ -67,9 +67,9 @@ class PyramidKV(PromptVote):
         return split_exactly(torch.tensor([ideal], dtype=torch.float64), total, low, tokens)[0].tolist()
 
     def ideal_sizes(self, budget: int, tokens: int, layers: int) -> list[float]:
-        """Return each layer's entries per head by the paper's formula, before the sum is corrected to the budget.
+        """Return each layer's entries per head as the option `rounding` computes them, before the sum is corrected.
 
-        They are whole numbers unless `rounding` is exact.
+        With `rounding=exact` the numbers follow the paper's formula and may have fractions; otherwise they are whole.
         """
         base, older = budget - self.window, tokens - self.window
         uniform = [float(budget)] * layers

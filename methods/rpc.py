@@ -1,4 +1,4 @@
-"""rpc: reasoning path compression; the newest tokens vote for generated tokens, which are evicted before the prompt.
+"""rpc: reasoning path compression; it first evicts the generated tokens for which the newest tokens vote least.
 
 Paper: Song et al., Reasoning Path Compression: Compressing Generation Trajectories for Efficient LLM Reasoning,
 arXiv 2505.13866.

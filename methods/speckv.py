@@ -2,8 +2,8 @@
 
 Paper: Galim et al., Draft-based Approximate Inference for LLMs, arXiv 2506.08373 (SpecKV).
 
-The draft model, which shares the tokenizer, greedily continues the prompt by `n` tokens. The model reads this draft
-after the prompt; the queries of the draft and of the last `window` prompt tokens score the prompt:
+The draft model, which shares the tokenizer, greedily continues the prompt by up to `n` tokens. The model reads this
+draft after the prompt; the queries of the draft and of the last `window` prompt tokens score the prompt:
 
     score_j = maxpool( max over these queries and the group's query heads of softmax over all keys up to the query )
 

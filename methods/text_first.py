@@ -1,8 +1,8 @@
 """text-first: keep entries by the scores of another method, `base`, but evict entries of images before entries of text.
 
-The entries that `base` protects stay. No other entry of text is evicted while an unprotected entry of an image is left.
-Among entries of text, and among entries of images, the scores of `base` decide. So without images `base` decides alone.
-The engine keeps a column with the number of each entry's image.
+The entries that `base` protects stay. No other entry of text is evicted while its head has an unprotected entry of an
+image. Among entries of text, and among entries of images, the scores of `base` decide. So without images `base` decides
+alone. The engine keeps a column with the number of each entry's image.
 """
 
 from __future__ import annotations

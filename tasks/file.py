@@ -103,8 +103,10 @@ def is_mathematics(answer: Any) -> bool:
 
 
 def fold(text: str) -> str:
-    """Return a text for comparison: in lower case, with single blanks, without ``$`` or ``\\text{}`` around the whole
-    text, and without quotes and points at its ends."""
+    """Return a text for comparison: in lower case, with single blanks, without quotes and points at its ends.
+
+    ``$``, ``\\text{}``, ``\\mathrm{}`` and ``\\textbf{}`` around the whole text are removed too.
+    """
     text = re.sub(r"^\\(?:text|mathrm|textbf)\{(.*)\}$", r"\1", text.strip().strip("$"))
     return " ".join(text.casefold().split()).strip("\"'` .")
 
@@ -112,7 +114,8 @@ def fold(text: str) -> str:
 def _items(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
     """Return the id and fields of every question in a file.
 
-    If the file has problems, raises UserError, which lists the first `SHOWN` problems and gives their number.
+    Raises UserError if the file cannot be read or has no question. If lines have problems, UserError lists the first
+    `SHOWN` of them; if there are more, it also gives their number.
     """
     label = bare(path)
     if not os.path.isfile(path):
@@ -141,7 +144,10 @@ def _items(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _unseen(items: Iterable[Mapping[str, Any]]) -> Counter[str]:
-    """Return how many questions have each unread field that seems to hold a picture, a video or sound."""
+    """Return, for each field that the task does not read, how many questions have it.
+
+    Only fields count whose name seems to mean a picture, a video or sound, and which are not empty.
+    """
     return Counter(
         name for item in items for name, value in item.items() if value and name != "images" and MEDIA.search(name)
     )

@@ -79,7 +79,10 @@ class LiveCodeBench(Task):
         )
 
     def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
-        """Return the documents, sorted by `question_id` as in LiveCodeBench's own code."""
+        """Return the documents, sorted by `question_id` as in LiveCodeBench's own code.
+
+        Raises SetupError if the metadata of a row are not JSON.
+        """
         constants = json.loads(bundled("livecodebench/prompt_constants.json"))
         try:
             rows = sorted(source.rows(self.name, self.manifest), key=lambda row: str(row.get("question_id")))
@@ -96,7 +99,10 @@ class LiveCodeBench(Task):
         return PATIENCE
 
     def score(self, doc: Doc, output: Output) -> Score:
-        """Run the answer's program on the tests of its problem; each verdict stops at the first test that fails."""
+        """Run the answer's program on the tests of its problem; each verdict stops at the first test that fails.
+
+        If the sandbox or the tests cannot be used, the score has no value.
+        """
         program, whole = extract_code(after_thinking(output.text, output.thinking)), extract_code(output.text)
         try:
             sandbox = choose(self.services.unsafe_code)
@@ -144,7 +150,8 @@ class LiveCodeBench(Task):
 def _grade(program: str, tests: list[Any], doc: Doc, sandbox: Sandbox) -> Grades:
     """Run a program on the tests; return the verdicts of LiveCodeBench's checker and of an ordinary process.
 
-    Raises TestDataError for a problem without tests, because any program would pass.
+    If there is no program, both verdicts are failures. Raises TestDataError for a problem without tests, because any
+    program would pass.
     """
     if not tests:
         raise TestDataError("the problem has no tests, so any program would pass")

@@ -81,7 +81,8 @@ class LongGenBench(Task):
     def score(self, doc: Doc, output: Output) -> Score:
         """Score an answer by the share of wanted events that the judge finds in it, a mean over the kinds of events.
 
-        Raises SetupError if the judge's server refuses the API key (KeyRefused), or if a local judge cannot be used.
+        The score has no value in judge mode "pair", without a judge, or if the judge fails. Raises SetupError if the
+        judge's server refuses the API key (KeyRefused), or if a local judge cannot be used.
         """
         wanted = doc.reference
         text = wanted["prefix"] + output.text

@@ -66,7 +66,8 @@ class LongMemEval(Task):
     def score(self, doc: Doc, output: Output) -> Score:
         """Return the score: 1 if the judge marks the answer as right, 0 if as wrong, no value without a usable verdict.
 
-        Raises SetupError if the judge's server refuses the API key (KeyRefused), or if a local judge cannot be used.
+        In judge mode "pair" the score has no value either. Raises SetupError if the judge's server refuses the API key
+        (KeyRefused), or if a local judge cannot be used.
         """
         if self.services.judge_mode == "pair":
             return Score(value=None, status="unscored", note="longmemeval compares no pairs; use --judge-mode single")

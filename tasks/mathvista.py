@@ -74,10 +74,11 @@ class MathVista(Task):
     def score(self, doc: Doc, output: Output) -> Score:
         """Score an answer.
 
-        Without a judge there is also a strict score. It counts an answer as right only if the text is the bare answer
-        or contains ``The answer is "..."``.
+        The variant without a judge also has a strict score. It is 1 for a right answer if the text is the bare answer
+        or contains ``The answer is "..."``; otherwise it is 0.
 
-        Raises SetupError if the judge's server refuses the API key (KeyRefused), or if a local judge cannot be used.
+        The variant with a judge raises SetupError if the judge's server refuses the API key (KeyRefused), or if a local
+        judge cannot be used.
         """
         wanted, text = doc.reference, after_thinking(output.text, output.thinking).strip()
         if self.variant == "judge":
@@ -137,7 +138,10 @@ def _doc(style: str, row: Mapping[str, Any]) -> Doc:
 
 
 def _wanted(row: Mapping[str, Any], name: str) -> Wanted:
-    """Return the right answer to a question (`row`). Raises SetupError if the row asks for no known form of answer."""
+    """Return the right answer to a question (`row`).
+
+    Raises SetupError if the row asks for no known form of answer, or if it states no answer.
+    """
     choices = tuple(map(str, row["choices"] or ()))
     precision = None if row["precision"] is None else int(row["precision"])
     wanted = Wanted(_text(row, "answer", name), str(row["answer_type"]), precision, choices)

@@ -65,8 +65,11 @@ class VisualNeedle(Task):
         return GenSpec(max_new_tokens=NEW_TOKENS, thinking=False)
 
     def score(self, doc: Doc, output: Output) -> Score:
-        """Score the last two-digit number of each answer. The strict score counts only answers that are the right
-        number and nothing else."""
+        """Score each answer by the last two-digit number in it.
+
+        The score is 1 if all answers are right, else 0; the partial score is the share of right answers. The strict
+        score is 1 if every answer is the right number and nothing else. If an answer is missing, there is no score.
+        """
         answers = [after_thinking(text, output.thinking).strip() for text in output.turns]
         if len(answers) < len(doc.turns):
             return Score(value=None, note=f"the model gave {len(answers)} of {len(doc.turns)} answers")

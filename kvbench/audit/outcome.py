@@ -1,6 +1,7 @@
 """The outcomes of one check of an invariant.
 
-A check raises `Broken` if the invariant does not hold, and `NotApplicable` if it cannot be checked.
+A check raises `Broken` if the invariant does not hold, `NotApplicable` if it cannot be checked, and `Stopped` if a
+generation that it needs fails.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ class Stopped(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """The result of checking one invariant for one method, on one model and in one layout."""
+    """The result of checking one invariant for one method, on one model and in one layout.
+
+    layout: "dense", "paged" or a special way of running (`exam.Special`); "" if the check belongs to none of these.
+    """
 
     method: str
     invariant: str

@@ -44,7 +44,8 @@ class ScoredGolden:
 
     @property
     def differences(self) -> list[str]:
-        """Return the names of the values in which kvbench's scorer differs from the official result."""
+        """Return the names of the values in which kvbench's scorer differs from the official result. `error` must be
+        empty."""
         return [name for name, value in self.found.items() if not _same(value, self.expected[name])]
 
     @property
@@ -66,7 +67,7 @@ def read_goldens(folder: Path) -> dict[str, list[Golden]]:
 
 def audit(goldens: Mapping[str, Sequence[Golden]]) -> Iterator[ScoredGolden]:
     """Score the input of every golden (an input with the official result) with kvbench's scorer, and yield the golden
-    with kvbench's result."""
+    with kvbench's result or the scorer's error."""
     with ScorePool() as pool:
         for name, rows in goldens.items():
             for number, row in enumerate(rows, start=1):

@@ -96,7 +96,7 @@ def _failures(checks: Sequence[Check]) -> list[str]:
 
 
 def _unchecked(checks: Sequence[Check]) -> list[str]:
-    """Return one line per reason why checks were left out, with the methods and invariants of these checks.
+    """Return lines that say why checks were left out, each with a reason and the methods and invariants of the checks.
 
     A line names models and layouts only if the invariant was checked on other models or layouts.
     """

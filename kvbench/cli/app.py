@@ -190,8 +190,8 @@ def _usage(error: Any, given: Sequence[str] = ()) -> UserError:
 
 
 def _with_commas(given: Sequence[str]) -> str:
-    """Return the correct form of a list that the user typed with blanks instead of commas: ``--budget 48,64`` for
-    ``--budget 48 64``. "" if the user typed no such list."""
+    """Return the correct form of a list of methods, budgets or tasks that the user typed with blanks instead of commas:
+    ``--budget 48,64`` for ``--budget 48 64``. "" if the user typed no such list."""
     for place, option in enumerate(given):
         values = list(itertools.takewhile(lambda word: not word.startswith("-"), given[place + 1 :]))
         if option in LISTS and len(values) > 1:

@@ -90,8 +90,8 @@ class Asked:
     """The checked options of one call of `kvbench bench`.
 
     Attributes:
-        pairs: each method at each of its budgets. values: the values of all other fields of `Setting`, by name.
-        scale: the paper's numbers of tokens are `scale` times those of this call.
+        pairs: each method at each of its budgets. values: the values of other fields of `Setting`, by name; fields that
+        are absent keep their defaults. scale: the paper's numbers of tokens are `scale` times those of this call.
     """
 
     pairs: tuple[Pair, ...]
@@ -140,16 +140,19 @@ def _scale(text: str | None, preset: str | None) -> int:
 
 
 def _scaled(tokens: Any, scale: int) -> Any:
-    """Return a number of tokens, or a tuple of them, divided by `scale`; each result is at least 1."""
+    """Return a number of tokens divided by `scale`, rounded down, at least 1. For a tuple of numbers return a tuple
+    of these results, each once."""
     if isinstance(tokens, tuple):
         return tuple(dict.fromkeys(max(1, n // scale) for n in tokens))
     return max(1, tokens // scale)
 
 
 def _pairs(typed: Mapping[str, Any], preset: Preset | None, scale: int, problems: Problems) -> tuple[Pair, ...]:
-    """Return (method, budget) for each method at each of its budgets. If the user typed a method, a method option or a
-    budget, every method that takes a budget has all budgets. Otherwise each method has the budgets that the preset, or
-    the default without a preset, gives to it."""
+    """Return (method, budget) for each method at each of its budgets. The budget is None for a method that takes none.
+
+    If the user typed a method, a method option or a budget, every method that takes a budget has all budgets. Otherwise
+    each method has the budgets that the preset, or the default without a preset, gives to it.
+    """
     systems = preset.systems if preset else DEFAULT_SYSTEMS
     own = {label: _scaled(budgets, scale) for label, _, budgets in systems}
     axes = {name: typed[name] for name in ("method", "budget", "method_opt")}

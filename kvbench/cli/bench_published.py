@@ -63,8 +63,8 @@ OURS: Mapping[str, Callable[[Measured, Measured | None], float | None]] = {
 
 
 def published_rows(preset: Preset, setting: Setting, results: Sequence[Measured], scale: int) -> list[Row]:
-    """Return a row per method, budget and load (lengths of prompt and answer, number of sequences). A row maps column
-    heads to our figures and to the paper's.
+    """Return a row per method, budget and load (lengths of prompt and answer, number of sequences). In a row, `ours`
+    maps column heads to our figures, and `published` maps column heads to the paper's.
 
     scale: the paper's numbers of tokens are `scale` times ours. Our figure is "OOM" if the requested number of
     sequences did not fit into memory. Our figure is None if we did not measure it, and the paper's is None if the paper

@@ -48,9 +48,9 @@ def check(config: RunConfig, model: ModelInfo | None, problems: Problems, *, dup
 
 
 def check_inputs(config: RunConfig) -> None:
-    """Make sure that all inputs exist: model files, chat template, task data, and a sandbox if programs will run.
+    """Make sure that all inputs exist: the model, chat template, task data, and a sandbox if programs will run.
 
-    Downloads what is missing. Raises KVBenchError.
+    Downloads task data and the model's configuration if they are missing, but no weights. Raises KVBenchError.
     """
     if config.chat_template is not None:
         prompts.load_template(config.chat_template)
@@ -68,7 +68,7 @@ def check_inputs(config: RunConfig) -> None:
 
 
 def _check_again(config: RunConfig, info: ModelInfo) -> None:
-    """Repeat `check` with the model's sizes, which were unknown before the model was downloaded. Raises
+    """Repeat `check` with the model's sizes, which were unknown before the model's configuration was downloaded. Raises
     KVBenchError."""
     problems = Problems()
     check(config, info, problems, duplicates=True)

@@ -48,7 +48,8 @@ def continued(
 
     needed: settings that the user must give again if the run used them. more_plugins: allow plug-ins that the run did
     not have. Raises UserError if a needed setting is missing, or if a value that the user gave differs from the
-    run's (see `_check_typed` for exceptions).
+    run's (see `_check_typed` for exceptions). Raises another KVBenchError for a damaged record or a missing model
+    folder.
     """
     _check_layers(gathered)
     refuse_secrets(gathered)
@@ -230,8 +231,8 @@ def _config(folder: Path, stored: Mapping[str, Any]) -> RunConfig:
 
 
 def _check_options(method: MethodChoice) -> None:
-    """Raise UserError if a recorded option is none of the method's options, and ValueError if the option's value has
-    the wrong type."""
+    """Raise UserError if the method refuses a recorded option or its value, and ValueError if the value was recorded
+    with another type than the option has."""
     pairs = [(name, "none" if value is None else str(value)) for name, value in method.options]
     parsed = choose.parse(method.name, pairs).options()
     for name, value in method.options:

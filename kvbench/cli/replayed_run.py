@@ -28,7 +28,8 @@ def of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | N
     """Return a run's configuration, changed by the options that the user typed. None after errors, which go to
     `problems`.
 
-    Raises UserError for options that cannot be changed because the run's answers depend on them, such as --seed.
+    Raises UserError for options that cannot be changed because the run's answers depend on them, such as --seed, and
+    for a task that the run does not have.
     """
     for key in ("revision", "adapter", "seed", "max_new_tokens", "stop"):
         if typed[key] not in (None, [], ()):

@@ -110,8 +110,8 @@ class Builder:
         return None
 
     def _grid(self, block: Layer) -> Grid:
-        """Return the grid of one ``[[grid]]`` block. If the block lacks an axis (`method`, `budget`, `interval` or
-        `task`), the run's settings give this axis."""
+        """Return the grid of one ``[[grid]]`` block. `_given` decides whether the block or the run's settings give an
+        axis (`method`, `budget`, `interval` or `task`)."""
         methods, budgets, tasks = self.methods(block), self.axis(block, "budget"), self.axis(block, "task")
         intervals = tuple(self.axis(block, "interval"))
         if intervals == (self.settings.get("interval", DEFAULTS["interval"]),):
@@ -137,7 +137,10 @@ class Builder:
         return list(dict.fromkeys(methods))
 
     def axis(self, block: Layer, key: str) -> list[Any]:
-        """Return one axis of a ``[[grid]]`` block, each member once. key: "method", "budget", "interval" or "task"."""
+        """Return one axis of a ``[[grid]]`` block, each member once. key: "method", "budget", "interval" or "task".
+
+        The result is empty if nothing gives the axis; for methods and tasks this is an error. Errors go to `problems`.
+        """
         given = self._given(block, key)
         if given is None and key in ("budget", "interval"):
             return []
@@ -185,7 +188,8 @@ class Builder:
         return self.gathered.typed(key) or block.get(key) or self.gathered.first(key)
 
     def _selected(self, grids: list[Grid]) -> tuple[Grid, ...]:
-        """Return the grids of all ``[[grid]]`` blocks. If --task is given, keep only the tasks that --task names."""
+        """Return the grids of all ``[[grid]]`` blocks. If --task is given, keep only the tasks that --task names.
+        Raises UserError if --task names a task that no block has."""
         wanted = self.gathered.typed("task")
         if wanted is None or not any("task" in block for block in self.gathered.blocks):
             return tuple(grids)

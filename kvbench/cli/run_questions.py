@@ -40,8 +40,11 @@ class RunQuestions:
         self._docs: dict[tuple[str, str], dict[str, Doc]] = {}
 
     def of(self, entry: Entry) -> Doc | None:
-        """Return the question that a stored sample (`entry`) answers; None if the task's data are missing or differ
-        from the recorded data."""
+        """Return the question that a stored sample (`entry`) answers.
+
+        None if the task's data are missing or differ from the recorded data, if the task belongs to lm-eval, or if the
+        stored prompt does not contain the question (`_asks`).
+        """
         task, style = entry["task"], entry.get("prompt_style", "default")
         if (task, style) not in self._docs:
             self._docs[task, style] = self._read(task, style)

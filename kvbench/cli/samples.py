@@ -114,8 +114,8 @@ def _print(title: str, content: str | None) -> None:
 
 
 def _with_question(entry: dict[str, Any], questions: RunQuestions) -> dict[str, Any]:
-    """Return a sample with the reference answer of its question and, for a conversation, the questions and answers of
-    its turns."""
+    """Return a sample with the reference answer of its question, if the task's data are on this machine. For a
+    conversation, add the answers of its turns and the questions, which are None if the data lack them."""
     doc = questions.of(entry)
     if doc is not None and (wanted := run_questions.reference(doc)):
         entry["reference"] = wanted
@@ -132,7 +132,7 @@ def _with_question(entry: dict[str, Any], questions: RunQuestions) -> dict[str, 
 
 def _method(folder: Path, name: str, there: list[str]) -> str:
     """Return the name that a method has in the run's rows. name: the name that the user typed. there: the names in the
-    rows. The method need not be installed here."""
+    rows. The method need not be installed here. Raises UserError if the rows do not have the method."""
     plain = name.strip().lower()
     if plain in there:
         return plain

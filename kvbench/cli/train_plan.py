@@ -24,7 +24,7 @@ LIMIT = "Counted by running the recipe's code without weights. Scratch inside op
 
 
 def gpu_memory(raw: object) -> int:
-    """Parse the memory of a GPU, such as 80GB or 79.6GiB, into bytes."""
+    """Parse the memory of a GPU, such as 80GB or 79.6GiB, into bytes. Raises BadValue."""
     found = re.fullmatch(r"(\d+\.?\d*) ?(GB|GiB)", str(raw).strip(), re.ASCII)
     if found is None or not 0 < float(found[1]) < LARGEST:
         raise BadValue("a size above 0 with its unit, like 80GB or 79.6GiB", quote(raw))

@@ -24,7 +24,8 @@ def settings_of(kind: str, model: str, preset: str | None, given: list[str]) -> 
     """Return the value of every setting of a recipe. --opt overrides the preset, which overrides the recipe's default.
 
     kind: the name of the recipe. given: the texts of --opt, each NAME=VALUE. The result also has the name of the
-    preset, under "preset".
+    preset, under "preset". If `kind` is a table, there are no settings and no preset. Raises UserError for an unknown
+    setting or an invalid value.
     """
     entry = None if kind in TABLES else entry_of(kind)
     known = entry.settings(model, preset) if entry else {}
@@ -43,7 +44,7 @@ def settings_of(kind: str, model: str, preset: str | None, given: list[str]) -> 
 
 
 def _parse_like(default: Any, name: str, text: str) -> Any:
-    """Parse the value of --opt as the type of the setting's default."""
+    """Parse the value of --opt as the type of the setting's default. Raises UserError."""
     kind = type(default)
     try:
         value = parse_value(text, kind)

@@ -89,7 +89,8 @@ class Question:
         return tuple(sample for sample in range(len(self.scores)) if self.mark(sample) != NO_MARK)
 
     def share(self, count: str) -> float:
-        """Return the total of a count divided by the number of the question's answers. count: a name in `COUNTS`."""
+        """Return the total of a count divided by the number of the question's answers, which must not be 0. count: a
+        name in `COUNTS`."""
         return self.totals[count] / self.answers
 
 

@@ -57,9 +57,11 @@ class FirstDecision:
 
 
 def first_decision(base: Cell, new: Cell) -> FirstDecision | str | None:
-    """Return the first eviction at which two cells keep different entries, among the questions for which both cells
-    have decisions. The result is None if all decisions on these questions are equal, and a text if the decisions cannot
-    be compared; the text says why."""
+    """Return the first eviction at which two cells keep different entries, in order of questions and then of tokens.
+
+    Only questions for which both cells have decisions are compared. The result is None if all decisions on these
+    questions are equal, and a text if the decisions cannot be compared; the text says why.
+    """
     shared = sorted(base.decisions.keys() & new.decisions.keys(), key=natural)
     if not shared:
         return "no question has decisions on both sides"
@@ -77,9 +79,12 @@ def first_decision(base: Cell, new: Cell) -> FirstDecision | str | None:
 
 
 def decided(side: Side, config: RunConfig, inputs: Inputs) -> Side:
-    """Let the methods of `config` read the side's stored answers again; return the side with the methods' decisions. A
-    cell gets decisions if `config` has its task, method and budget. All other cells, and cells without a budget, get
-    none. inputs: the model and the prompts of `config`. Raises UserError, SetupError."""
+    """Let the methods of `config` read stored answers of the full cache again, the first `MOST` of each task.
+
+    Returns the side with the methods' decisions. A cell gets decisions if `config` has its task, method and budget. All
+    other cells, and cells without a budget, get none. inputs: the model and the prompts of `config`. Raises UserError,
+    SetupError.
+    """
     from kvbench.engine.model.load import load
     from kvbench.replay.choices import Chosen
     from kvbench.replay.traces import stored_answers

@@ -56,8 +56,8 @@ def identical(pair: Pair) -> bool:
 
 def first_difference(pair: Pair, base: Output, new: Output) -> First | None:
     """Return the first answer that differs between the cells of a pair, in order of questions and samples; None if the
-    answers that both cells have are equal. base, new: functions that look up the stored output of a sample on their
-    side."""
+    answers that both cells have are equal. Answers are compared by their marks (`cell.mark`). base, new: functions that
+    look up the stored output of a sample on their side."""
     places = []
     for question in sorted(pair.shared, key=natural):
         mine, theirs = pair.base.questions[question], pair.new.questions[question]

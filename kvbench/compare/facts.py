@@ -133,8 +133,8 @@ def differences(base: Cell, new: Cell, *, mapped: bool = False) -> list[Differen
 
 def refuse(base: Cell, new: Cell, found: list[Difference]) -> None:
     """Raise UserError if two cells cannot be compared. They cannot be compared if they differ in a fact that must be
-    equal (class "refused"), in the name of the compared score, or in the prompt or sampling of a question. found: the
-    result of `differences`."""
+    equal (class "refused"), in the name of the compared score, or in the prompt or sampling of a question. A prompt or
+    sampling that is unknown on one side is not compared. found: the result of `differences`."""
     for difference in found:
         if difference.kind == "refused":
             word, mine, theirs = WORDS[difference.name], _shown(difference.base), _shown(difference.new)

@@ -103,8 +103,10 @@ def _entries(pairs: Sequence[Pair], place: int) -> Measure:
 
 
 def _of_questions(pair: Pair, place: int) -> Iterator[tuple[float, float, float]]:
-    """Yield (entries in base, entries in new, bound) of each question that has the same samples on both sides. Other
-    questions are left out, because the maximum over more samples may be larger.
+    """Yield (entries in base, entries in new, bound) of each question with answers in the same samples on both sides.
+
+    The entries are the largest number over these answers. Other questions are left out, because a maximum over more
+    answers may be larger.
 
     The bound is budget + interval. Below the bound, the peak depends on the lengths of answers: a higher peak is a
     regression only if it is above the bound. The bound is infinite if no budget bounds generated entries; then a

@@ -66,8 +66,9 @@ def plans(side: Side, policy: Policy) -> Iterator[Plan]:
 def needed(variance: float, margin: float) -> int:
     """Return how many questions are needed to show "no worse than the margin" with 80% power; at least 5.
 
-    variance: the variance of a question's difference between two runs. A result above `MOST_QUESTIONS` means only that
-    more than `MOST_QUESTIONS` are needed.
+    variance: the variance of a question's difference between two runs. With variance 0, the result is how many
+    questions without a change show that the share of all questions whose scores fall is at most the margin. A result
+    above `MOST_QUESTIONS` means only that more than `MOST_QUESTIONS` are needed.
     """
     if variance == 0:  # no score varies: bound the share of all questions that may differ
         return max(FEWEST, math.ceil(-math.log(2 * ALPHA) / margin))

@@ -103,8 +103,8 @@ def _dropped(cell: Cell) -> Cell:
 
 
 def _first(**changes: Callable[[Question], Any]) -> Callable[[int, Question], Question]:
-    """Return a `change` for `_questions` that changes the first question only. changes: for each field of the question
-    to change, a function that returns the new value."""
+    """Return a function for the argument `change` of `_questions`; the function changes only the first question.
+    changes: for each field of the question that gets a new value, a function that returns this value."""
 
     def change(number: int, question: Question) -> Question:
         return question if number else replace(question, **{name: new(question) for name, new in changes.items()})

@@ -97,7 +97,8 @@ def of_tables(
     columns in `COLUMNS`. records: the environment of each run by the run's name; empty for a table without a folder.
     paths: the folder or table of each run by the run's name.
 
-    Raises UserError if there are no rows, or if the rows of one question had different prompts or settings.
+    Raises UserError if there are no rows, if a cell has a sample twice, or if the rows of one question had different
+    prompts or settings. Raises SetupError for an invalid number of a sample.
     """
     sources = tuple((run, len(table)) for run, table in tables)
     if not sum(rows for _, rows in sources):

@@ -36,7 +36,7 @@ class Tested:
 
     @property
     def p(self) -> float:
-        """The p-value before Holm's correction; with two stages, the p-value of both stages' tests combined
+        """The p-value before Holm's correction; if two seeds were run, the combined p-value of both tests
         (`stats.both`)."""
         return self.stages[0].p if len(self.stages) == 1 else both(self.stages[0].p, self.stages[1].p)
 
@@ -46,9 +46,9 @@ class Verdict:
     """The verdict on one cell. name: worse, no worse, better or undecided. drop: the smallest true drop of the mean
     score that the test finds with 80% power.
 
-    p: the p-value after Holm's correction; if the second seed was not run, the uncorrected p-value of the first stage.
-    again: whether the user must run the second seed. True if it was not run, the cell is undecided, and the test of the
-    first stage rejects "no drop".
+    p: the p-value after Holm's correction; with two stages but without the second seed, the uncorrected p-value of the
+    first stage. again: whether the user must run the second seed. True with two stages, if the second seed was not run,
+    the cell is undecided, and the test of the first stage rejects "no drop".
     """
 
     name: str
@@ -101,7 +101,7 @@ def judge(tested: Mapping[Key, Tested], policy: Policy, stages: int) -> dict[Key
 
 def _verdict(found: Regression, p: float, margin: float) -> str:
     """Return the name of a verdict. If the lower bound of the difference is above -margin, the verdict is "no worse" or
-    "better", whatever p is."""
+    "better", whatever p is; otherwise it is "worse" or "undecided"."""
     if not math.isnan(found.low) and found.low > -margin:
         return "better" if margin == 0 else "no worse"
     return "worse" if p <= ALPHA else "undecided"

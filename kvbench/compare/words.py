@@ -56,8 +56,8 @@ def _said(state: Mapping[str, set[str | None]]) -> str:
 
 
 def wide(judged: Sequence[Judged]) -> Iterator[str]:
-    """Yield a note if the lower bounds of a table's differences are far below the differences. The note says why, and
-    what raises the bounds."""
+    """Yield a note if at least one lower bound in a table is far below its difference. The note says why, and what
+    raises the bounds."""
     tested = [one.tested.together for one in judged if one.tested and one.verdict != "same"]
     if far := [one for one in tested if one.diff - one.low > WIDE]:
         least = min(far, key=lambda one: one.paired.clusters)
@@ -177,8 +177,12 @@ def p(value: float) -> str:
 
 
 def decisions(outcome: Outcome) -> Iterator[str]:
-    """Yield sentences on the cells whose decisions were recorded on both sides. A sentence names the first eviction at
-    which the two sides keep different entries of the same answers."""
+    """Yield sentences on the cells whose decisions were recorded on both sides: for each cell whose decisions differ,
+    the first eviction at which the two sides keep different entries of the same answers.
+
+    A cell whose decisions cannot be compared gets a sentence that says why. If the decisions of all cells are equal,
+    one sentence says so.
+    """
     replayed = [one for one in outcome.judged if any(pair.decided for pair in one.pairs)]
     for one in replayed:
         if one.decision is not None:

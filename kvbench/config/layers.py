@@ -60,7 +60,8 @@ class Gathered:
     blocks: list[Layer] = field(default_factory=list)
 
     def first(self, key: str) -> Given | None:
-        """Return a setting's value from the source that overrides all others; None if no source has the setting."""
+        """Return a setting's value from the source that overrides all others. None if no source has the setting outside
+        its ``[[grid]]`` blocks."""
         return self.typed(key) or next((layer[key] for layer in reversed(self.files) if key in layer), None)
 
     def typed(self, key: str) -> Given | None:
@@ -89,7 +90,7 @@ def gather(
 
     flags: {name of a setting: the value of its flag}. If a flag has another name than its setting, the value is a
     `Given` that names the flag. None and empty lists mean that the user did not give the flag. Flags that belong to no
-    setting are ignored.
+    setting are ignored. Raises UserError for an unknown suite, and for a file that is no valid TOML file of settings.
     """
     files = [read(suite_path(suite), "--suite")] if suite else []
     if config:
@@ -131,7 +132,7 @@ def about(name: str) -> dict[str, str]:
 
 def suite_path(name: str) -> Path:
     """Return the path of a suite's file. name: the name of a suite that ships with kvbench, or the path of a TOML
-    file.
+    file. Raises UserError for any other name.
     """
     shipped = suites()
     if name.strip().lower() in shipped:

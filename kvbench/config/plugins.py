@@ -114,7 +114,8 @@ def check_same(
 
 
 def hashed(paths: Sequence[str]) -> list[dict[str, str]]:
-    """Return the path and the hash of each plug-in file, without importing the files."""
+    """Return the path and the hash of each plug-in file, without importing the files. Raises UserError if a file cannot
+    be read or is no Python file."""
     return [{"path": path, "sha256": hashlib.sha256(_source(path)).hexdigest()} for path in paths]
 
 

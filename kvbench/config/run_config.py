@@ -48,8 +48,8 @@ class MethodChoice:
         """Return the method with `protection` as its option (`kvbench.eviction.protection`). A method that takes no
         budget, or whose options state a protection, is returned unchanged.
 
-        Raises UserError if the method does not support this protection. source: where the user gave the protection, for
-        the message.
+        If `protection` is "own", every method is returned unchanged. Raises UserError if the method does not support
+        this protection. source: where the user gave the protection, for the message.
         """
         named = any(option.rpartition(".")[2] == "protection" for option, _ in self.options)
         if protection == OWN or named or not self.takes_budget:
@@ -141,7 +141,8 @@ class RunConfig(Settings):
 
     def _check_one_per_task(self, name: str) -> None:
         """Raise UserError if a grid has an invalid value of the setting `name`, or if two grids give one task different
-        values of it. name: one of `PER_TASK`, the settings that a grid may state for its tasks.
+        values of it. A grid that states a value and a grid that states none differ, too. name: one of `PER_TASK`, the
+        settings that a grid may state for its tasks.
         """
         values: dict[str, Any] = {}
         for grid in self.grids:
@@ -251,7 +252,8 @@ class RunConfig(Settings):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunConfig:
-        """Make a configuration from the data that `to_dict` returned. Raises UserError for unknown keys."""
+        """Make a configuration from the data that `to_dict` returned. Raises UserError for unknown keys and invalid
+        values."""
         for name in data:
             if name != "grids" and name not in PARSERS:
                 raise UserError(unknown_key(name, PARSERS))

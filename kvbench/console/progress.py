@@ -22,7 +22,8 @@ PLAIN_SECONDS = 10.0
 
 
 def step(text: str) -> None:
-    """Print a line that says what a command does next; for commands without a progress display."""
+    """Print a line on stderr that says what a command does next; for commands without a progress display. Nothing is
+    printed if `KVBENCH_NO_PROGRESS` is set."""
     if not silenced():
         from kvbench.console import terminal
 
@@ -35,7 +36,8 @@ def silenced() -> bool:
 
 @contextlib.contextmanager
 def preparing(text: str, *, quiet: bool = False) -> Iterator[None]:
-    """Show `text`, which says what a command does, while the block runs; for work before there are rows to count."""
+    """Print `text`, which says what a command does in the block; for work before there are rows to count. The text is
+    printed on a terminal only."""
     progress = Progress(quiet=quiet)
     progress.prepare(text)
     try:
@@ -62,7 +64,8 @@ class Progress:
     def prepare(self, text: str) -> None:
         """Show what the command does before there are rows to count, such as loading the model.
 
-        On a terminal the line is not redrawn, because libraries may draw progress bars of their own below it.
+        On a terminal the line is printed at once and not redrawn, because libraries may draw progress bars of their own
+        below it. Elsewhere no line is printed in the ten seconds after the first call.
         """
         self._preparing = bare(text)
         if self._stream.isatty():

@@ -153,7 +153,7 @@ def _kept(name: str, value: Any) -> Any:
 
 
 def _value(name: str, value: str) -> str:
-    """Return ``***`` in place of the value of an option whose name announces a secret.
+    """Return ``***`` in place of an option's value. Callers pass only options whose names announce a secret.
 
     Options such as ``--judge-key-env`` take the name of a variable. Their value is returned unchanged if it has the
     form of such a name, because it is then no secret.

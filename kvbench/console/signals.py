@@ -80,7 +80,8 @@ def phase(tell: Callable[[], str]) -> Iterator[None]:
     """If a signal ends the block, raise `Interrupted` with the text that `tell` returns.
 
     `Interrupted` is also raised if a library discarded `Signalled`, the exception of the signal, and the block then
-    failed with an exception other than KVBenchError (see `came`). tell: called only if `Interrupted` is raised.
+    failed with an exception other than KVBenchError (see `came`). tell: called if `Interrupted` is raised. The thread
+    that watches for signals also calls `tell` if this thread ends the process inside the block.
     """
     _tellers.append(tell)
     try:
@@ -220,7 +221,7 @@ class _Handling:
         os.close(self._writer)
 
     def after_fork(self) -> None:
-        """Restore Python's default handlers in a forked child."""
+        """Let each handled signal have the system's default effect in a forked child: it ends the child."""
         signal.set_wakeup_fd(-1)
         for number in self._before:
             signal.signal(number, signal.SIG_DFL)

@@ -2,8 +2,9 @@
 
 If one of the descriptors 0 to 2 is closed, `repair` opens the null device on it. Otherwise the next file that the
 process opens would get this descriptor, and a library's output would end up in that file. A failed write to standard
-output makes the command fail, also if the caller closed standard output. A failed write to standard error is ignored,
-because the run matters more than its messages.
+output makes the command fail, also if the caller closed standard output. If standard output is a pipe whose reader has
+ended, as in ``| head``, the command ends early without a message and without failing. A failed write to standard error
+is ignored, because the run matters more than its messages.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ class Unprintable(SetupError):
 def repair() -> None:
     """Make the standard streams safe to print to: open the null device where a descriptor from 0 to 2 is closed.
 
-    From now on, a failed write to stdout raises an error that kvbench prints as one line, and a failed write to stderr
-    is ignored. Streams that other code has replaced, such as pytest's, are not changed.
+    From now on, a failed write to stdout raises an error that kvbench prints as one line; if stdout is a pipe without
+    a reader, it raises BrokenPipeError. A failed write to stderr is ignored. Streams that other code has replaced, such
+    as pytest's, are not changed.
     """
     for number in range(3):
         try:

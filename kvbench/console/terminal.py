@@ -119,5 +119,5 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: tuple
 
 
 def data(document: Any) -> None:
-    """Print one JSON document as the last line of stdout."""
+    """Print one JSON document on stdout, in one line. Callers print nothing on stdout afterwards."""
     print(json.dumps(document, ensure_ascii=True, allow_nan=False), flush=True)

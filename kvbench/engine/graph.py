@@ -72,8 +72,8 @@ def _run_beside(stream: torch.cuda.Stream, beside: torch.cuda.Stream, step: Call
 def _failures_of_capture() -> Iterator[None]:
     """Raise CaptureError for a RuntimeError in the block.
 
-    The step ran without an error before, so the error comes from the capture. A failure of the device or of memory is
-    raised unchanged, unless its message mentions a capture.
+    The step ran without an error before, so the error comes from the capture or a forbidden wait. A failure of the
+    device or of memory is raised unchanged, unless its message mentions a capture.
     """
     try:
         yield

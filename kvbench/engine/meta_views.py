@@ -73,10 +73,9 @@ class MetaViews:
     kernels: bool = False
 
     def rules(self, acting: Method) -> Rules:
-        """Return the `Rules` of a method, with all that its views need.
+        """Return the rules (`Rules`) by which a method evicts, with weights, RoPE and attention on the meta device.
 
-        Weights, RoPE and attention are on the meta device. acting: the cell's method, a part of a combined method, or a
-        method that evicts a copy of the cache for probes.
+        acting: the cell's method, a part of a combined method, or the method by which probes evict a copy of the cache.
         """
         layers, needs = self._layers(), acting.needs()
         attention = {}

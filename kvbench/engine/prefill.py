@@ -144,7 +144,9 @@ class PromptReader:
         return PromptImages.of(self.model.model, ids, images)
 
     def go_on(self, cache: PromptCache, tokens: Sequence[Sequence[int]], heard: Heard | None = None) -> torch.Tensor:
-        """Read the next t tokens of every sequence of a cache; return the logits [b, t, V] after each token.
+        """Read the next t tokens of every sequence of a cache, without an eviction.
+
+        Return the logits [b, t, V] after each token.
 
         cache: a cache from `open`; heard: called with every attention call and its output.
         """
@@ -235,7 +237,7 @@ class PromptReader:
     ) -> torch.Tensor:
         """Read the tokens from `start` up to but not including `end`, pass by pass; return the last logits [b, V].
 
-        evictions: evicts after every pass, which then reads one chunk; None: no eviction.
+        evictions: evicts after every pass; a pass then reads one chunk. None: no eviction.
         """
         writer, last, most = self.writer(cache), start, self.chunk
         if evictions is None and cache.images is None:  # the plan counts the images of one chunk
@@ -319,7 +321,7 @@ class _PromptEvictions:
         cache.forget_hidden(layer)
 
     def close(self) -> None:
-        """Count what `evict_layer` did in all layers as one eviction, and check the budget over all layers."""
+        """If `evict_layer` evicted a layer, count all its calls as one eviction, and check the budget of all layers."""
         if self._decided:
             self.cache.evictions += 1
             self._note(self.context)

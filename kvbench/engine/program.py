@@ -46,8 +46,8 @@ def forget(model: Any) -> None:
 class StepProgram:
     """A decode step compiled as one program. Each call runs a step and returns its logits.
 
-    Compiling takes seconds. If the newest program of this model was compiled for a step of the same kind, that program
-    is used again.
+    Compiling takes seconds. If the newest program of this model was compiled for the same operations, weights, sizes
+    and number of threads, that program is used again.
 
     Args:
         step: runs a step, and returns its logits [S, V]. It must be a function of tensors that are never reallocated.
@@ -57,7 +57,8 @@ class StepProgram:
             again, and the program once, to compare their logits; `restore` runs between them. After that, and after a
             failure, the caller must reset the tensors.
 
-    Raises CaptureError when the step cannot be recorded (see `Recording`) or compiled, and when the logits differ.
+    Raises CaptureError when the step cannot be recorded (see `Recording`) or compiled, when its second run has other
+    operations, when tensors that it changes share memory, and when the logits differ.
     """
 
     def __init__(self, step: Callable[[], torch.Tensor], model: Any, slots: int, restore: Callable[[], object]) -> None:
@@ -120,7 +121,10 @@ def _compare(logits: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def _overlap(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether two of the tensors share memory. For large tensors: whether the memory that they span overlaps."""
+    """Return whether two of the tensors share memory.
+
+    For large tensors, and for elements of different sizes: whether the memory that the two tensors span overlaps.
+    """
     spans = sorted(((t.data_ptr(), t.data_ptr() + _span(t) * t.element_size(), t) for t in tensors), key=itemgetter(0))
     return any(end > start and _share(s, t) for (_, end, s), (start, _, t) in itertools.combinations(spans, 2))
 

@@ -34,8 +34,9 @@ class Recording:
         constants: the constants in `module`.
         result: what the recorded call returned.
 
-    Raises CaptureError when the host reads a tensor, when the shape of a result depends on the values of a tensor, and
-    when an operation draws random numbers: other calls may then run other operations.
+    Raises CaptureError when the host reads a tensor, when the shape of a result depends on the values of a tensor, when
+    an operation draws random numbers, and when the step makes a tensor from Python numbers: other calls may then run
+    other operations.
     """
 
     def __init__(self, step: Callable[[], torch.Tensor], constants: Iterable[torch.Tensor]) -> None:
@@ -78,7 +79,7 @@ class _Mode(TorchDispatchMode):
         self._first: torch.fx.Node | None = None  # the first operation; inputs stand before it
 
     def node(self, tensor: torch.Tensor) -> torch.fx.Node:
-        """Return the node that stands for a tensor."""
+        """Return the node that stands for a tensor. A tensor without a node gets one, as a constant or an input."""
         if tensor not in self._nodes:
             with self.graph.inserting_before(self._first):
                 if id(tensor) in self._are_constant:

@@ -41,6 +41,8 @@ class KeptHistory:
     def visible(self, keys: Sequence[int], layer: int, heads: int, length: int) -> torch.Tensor:
         """Return the mask [heads, T, T], bool: which entries each query could see. T = `length` tokens.
 
+        The mask is causal and hides the evicted entries; it ignores sliding windows.
+
         heads: number of heads that the cache has in the layer; keys: the noise keys of the prompt and of the sample.
         """
         grid = torch.arange(length)

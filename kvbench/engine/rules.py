@@ -63,7 +63,7 @@ class Rules:
     """A method with its budget, its weights and the model's RoPE.
 
     Attributes:
-        budget: entries per layer and KV head; None: the method takes no budget, or each sequence has its own.
+        budget: entries per layer and head of the cache; None: the method takes no budget, or each sequence has its own.
         interval: generated tokens between two ticks.
         kernels: whether the method's code may run Triton kernels, which need a GPU.
     """
@@ -90,7 +90,8 @@ class Rules:
     def columns_of_new_tokens(self, geometry: LayerGeometry, call: AttentionCall) -> dict[str, torch.Tensor]:
         """Return the columns [b, Hk, t] that the method computes from a layer's new tokens (`Method.on_tokens`).
 
-        Raises UserError when the model does not pass its hidden states to attention.
+        The result is {} if the method computes none, or if the layer is never evicted. Otherwise raises UserError when
+        the model does not pass its hidden states to attention.
         """
         method = self.method
         if not method.reads_tokens or not geometry.evicts:

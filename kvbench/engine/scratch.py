@@ -51,7 +51,10 @@ class Ticks:
     most: int
 
     def at(self, slots: int) -> int:
-        """Return the bytes with this many slots, interpolated linearly between the counted numbers of slots."""
+        """Return the bytes with this many slots, interpolated linearly between the counted numbers of slots.
+
+        Beyond the largest counted number, the last line is continued up to `most` slots.
+        """
         together, (before, after) = min(slots, self.most), (self.sizes[0], self.sizes[-1])
         for pair in itertools.pairwise(self.sizes):
             before, after = pair
@@ -115,7 +118,7 @@ class Scratch:
         return self._observing(self.method, Shown(1, rows - rows % full, full))[0]
 
     def probes(self, rows: int) -> ProbeSizes:
-        """Return the sizes of the probes over a prompt of `rows` tokens."""
+        """Return the sizes of the probes over a prompt of `rows` tokens; all 0 if no probe will run."""
         acting = self.method.during("prefill")
         if not acting.evicts or not acting.needs().probes or not acting.trigger(1).full(rows, self.meta.budget):
             return ProbeSizes()

@@ -102,7 +102,7 @@ def set_up(
 
     Raises UserError when the method does not support the model. Also raises UserError when the method needs trained
     weights, its options name no file, and the model's folder has none. Raises SetupError when any other file of weights
-    is missing, or when weights belong to another model.
+    is missing, and when weights are damaged or do not fit the model or the method's options.
     """
     geometry = fit(loaded.geometry, method, lengths.total)
     return Setup(
@@ -125,7 +125,8 @@ def rules_for(method: Method, loaded: LoadedModel, interval: int, geometry: Sequ
         UserError: The method needs trained weights, its options name no file, and the model's folder has none. Or the
             method needs the model's RoPE, attention modules or matrices, but cannot use those of this model. It cannot
             use a matrix that is quantised, or divided among devices.
-        SetupError: Any other file of weights is missing, or weights belong to another model.
+        SetupError: Any other file of weights is missing, or weights are damaged or do not fit the model or the method's
+            options.
     """
     weights, needs = {}, method.needs()
     if (needed := method.weights()) is not None:

@@ -133,13 +133,14 @@ class State:
         ]
 
     def inputs(self) -> dict[str, torch.Tensor]:
-        """Return the model's inputs for a step: each slot's newest token and its rotary position, [S, 1] each."""
+        """Return the model's inputs for a step: the token that each slot reads and its rotary position, [S, 1] each."""
         return {"input_ids": self.tokens[:, None], "position_ids": (self.seen + self.deltas)[:, None]}
 
     def advance(self, choice: Choice) -> None:
-        """Store and count the tokens of a step; set `live` to 0 for each sequence whose token ends its turn.
+        """Store and count the tokens of a step; set `live` to 0 for each sequence whose turn ends.
 
-        Stop strings do not count here: the host looks for them later (`Sequence.accept`).
+        A turn ends by an end token, at its limit of tokens, or by a bad logit. Stop strings do not count here: the host
+        looks for them later (`Sequence.accept`).
         """
         self._out.index_copy_(0, self.step, torch.stack([choice.tokens, choice.bad.long()])[None])
         if choice.log_probs is not None and choice.likeliest is not None:
@@ -161,7 +162,7 @@ class State:
         self.step += 1
 
     def ended(self) -> bool:
-        """Return whether a sequence that was live at the last `load` has ended since. The host waits for the GPU."""
+        """Return whether `advance` has ended a sequence's turn since the last `load`. The host waits for the GPU."""
         return int(self.live.sum()) < self._loaded
 
     def read(self, steps: int) -> list[list[Token]]:

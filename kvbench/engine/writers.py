@@ -121,8 +121,8 @@ class BlockWriter:
     def _mask(self, layer: PromptLayer, start: int, count: int, rows: int, call: AttentionCall) -> torch.Tensor | None:
         """Return the mask that `_attend` gives to attention.
 
-        If the layer needs no mask that takes memory (`_maskless`), this is the result of `newest_rows`. Otherwise it is
-        an additive mask [b or 1, Hk or 1, count, rows].
+        If the layer needs no mask that takes memory (`_maskless`), this is the causal mask without elements from
+        `newest_rows`, or None. Otherwise it is an additive mask [b or 1, Hk or 1, count, rows].
 
         Layers with the same window and equally many entries share the mask.
         """

@@ -202,7 +202,7 @@ class Method(ABC):
         return outs
 
     def allowed(self, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
-        """Return how many entries per layer and KV head may stay after an eviction: by default the budget.
+        """Return how many entries per layer and head of the cache may stay after an eviction: by default the budget.
 
         budget: None exactly when the method takes no budget. prompt_len: tokens of the prompt; seen: tokens of prompt
         and answer so far; evictions: earlier evictions of this sequence.
@@ -214,12 +214,17 @@ class Method(ABC):
     def probes(self, prompt: Prompt) -> Generator[Probe, int, None]:
         """Yield probes to run after the prompt was read.
 
-        Each `yield` returns the greedy next token after the probe's last token.
+        If the method declares Needs(probes=True), the engine calls this function for each prompt that must be evicted,
+        and the memory plan calls it with a prompt of zeros. Each `yield` returns the greedy next token after the
+        probe's last token, in the plan 0.
         """
         yield from ()
 
     def drafts(self) -> tuple[str, ...]:
-        """Return the names of the draft models that `probes` uses. Raises UserError if the user named none."""
+        """Return the names of the draft models that `probes` uses, by default none.
+
+        A method that needs a draft model raises UserError if the user named none.
+        """
         return ()
 
     def weights(self) -> Weights | None:
@@ -246,7 +251,7 @@ class Method(ABC):
 
     @property
     def decode_bounded(self) -> bool:
-        """Whether entries of generated tokens are evicted too, so that the cache stays bounded while decoding."""
+        """Whether a budget bounds the cache while decoding, because entries of generated tokens are evicted too."""
         return self.trigger(1).growth is not None
 
     @property
@@ -266,7 +271,10 @@ class Method(ABC):
         return self.scope != "model" and not self.joint and evenly
 
     def min_budget(self) -> int:
-        """Return the smallest budget with room for the protected sinks and recent tokens and for one other entry."""
+        """Return the smallest budget with room for the protected sinks and recent tokens and for one other entry.
+
+        Raises BudgetViolation if no budget has such room.
+        """
         # Protection may depend on the budget (h2o keeps budget // 2), so search for the first budget that fits.
         budget = 1
         while (p := self.keeps_always(budget)).sinks + p.recent + 1 > budget:

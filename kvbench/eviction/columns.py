@@ -43,5 +43,5 @@ def unstacked(name: str, values: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def fixed(columns: Sequence[Column]) -> tuple[Column, ...]:
-    """Return all columns except `GivenColumn`s: in these columns every new entry has the value `init`."""
+    """Return all columns except each `GivenColumn`. In the returned columns every new entry starts with `init`."""
     return tuple(column for column in columns if not isinstance(column, GivenColumn))

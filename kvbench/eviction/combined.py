@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Combined(Method):
     """Two methods: `first` decides right after the prompt, `second` at every later eviction.
 
-    Each method has its own options.
+    Each method has its own options. Raises UserError for two methods that cannot be combined.
     """
 
     names: tuple[str, str]
@@ -173,7 +173,7 @@ def _most(a: Protect, b: Protect) -> int | None:
 def _common(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, ...]:
     """Return the classes of attention modules that both methods can read.
 
-    An empty tuple says that a method reads no attention module; the classes of the other method are then returned.
+    If one method reads no attention module, its tuple is empty, and the classes of the other method are returned.
     """
     return tuple(name for name in a if name in b) if a and b else a or b
 

@@ -29,7 +29,10 @@ class Every:
         return clock > self.after and (clock - self.after) % self.interval == 0
 
     def full(self, held: float, budget: int) -> bool:
-        """Return whether a sequence that holds `held` entries (a mean over its heads) must evict down to `budget`."""
+        """Return whether a sequence that holds `held` entries (a mean over its heads) must evict down to `budget`.
+
+        With `at_budget`, this is so at exactly `budget` entries too.
+        """
         return held >= budget if self.at_budget else held > budget
 
 

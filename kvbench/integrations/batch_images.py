@@ -69,7 +69,7 @@ class BatchImages:
         return torch.stack([self.rows[row].modality for row in rows])[:, None]
 
     def positions(self, index: torch.Tensor, seen: int) -> torch.Tensor:
-        """Return the rotary positions of t new tokens per sequence: [b, t], or [3, b, t] of prompts with images.
+        """Return the rotary positions of t new tokens per sequence: `axes` for prompts, if there are axes, else [b, t].
 
         seen: number of tokens before the new ones, pads included; 0: the new tokens are the prompts. index: [b, t], the
         new tokens' indices in the text, without pads.

@@ -1,4 +1,4 @@
-"""A base class that refuses those operations of transformers' caches that change the sequences of a batch."""
+"""A base class that refuses operations of transformers' caches: changes of a batch's sequences, and deep copies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvbench.errors import UserError
 
 
 class FixedBatch(Cache):
-    """A cache whose sequences cannot be reordered, repeated, selected, shortened or copied."""
+    """A cache whose sequences cannot be reordered, repeated, selected, shortened or deep-copied."""
 
     is_compileable = False
 

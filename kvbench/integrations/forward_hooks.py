@@ -48,6 +48,6 @@ def _named(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[st
 
 
 def _used(mine: weakref.ref[HookedCache], inputs: dict[str, Any]) -> HookedCache | None:
-    """Return the cache if a forward pass with these inputs uses it."""
+    """Return the cache if a forward pass with these inputs uses it, otherwise None."""
     cache = mine()
     return cache if inputs.get("past_key_values") is cache else None

@@ -95,7 +95,10 @@ class KVBenchLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """The id of the token that the model reads in place of an empty context, as in lm-eval's model `hf`."""
+        """The id of the token that the model reads in place of an empty context, as in lm-eval's model `hf`.
+
+        Raises UserError if the tokenizer has neither a start token nor an end token.
+        """
         for token in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
             if token is not None:
                 return int(token)
@@ -106,13 +109,15 @@ class KVBenchLM(TemplateLM):
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Encode a text, with a start token unless the text begins with it already or comes from a template."""
+        """Return the token ids of a text. add_special_tokens: whether the tokenizer adds its special tokens; None: it
+        does, unless a chat template renders the prompts or the text begins with the start token already."""
         if add_special_tokens is None:
             add_special_tokens = not (self._templated or has_bos_prefix(string, self.tokenizer.bos_token))
         return prompts.encode(self.tokenizer, string, chat=not add_special_tokens)
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """Return the template that renders prompts. Raises UserError when it is missing or unusable."""
+        """Return the template that renders prompts; None if `chat_template` is False. Raises UserError if a template is
+        to render prompts and is missing or unusable."""
         self._templated = bool(chat_template)
         prompts.check_template(self.tokenizer, chat=self._templated)
         return super().chat_template(chat_template)
@@ -243,7 +248,7 @@ class KVBenchLM(TemplateLM):
     def _run(self, requests: list[Request], what: str, disable_tqdm: bool) -> Iterator[Generation]:
         """Run the requests on a new engine, and yield every sample as it finishes.
 
-        what: title of the progress bar. Raises SetupError for a prompt that the model cannot continue.
+        what: title of the progress bar. Raises SetupError if a sample ends with another status than "ok".
         """
         batches: dict[Sampling, list[Request]] = {}
         for request in requests:
@@ -295,7 +300,8 @@ class KVBenchLM(TemplateLM):
     # --- records ------------------------------------------------------------------------------------------------------
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Use lm-eval's file of stored answers (``--use_cache``). Raises UserError if its settings differ."""
+        """Use lm-eval's file of stored answers (``--use_cache``). Raises UserError if the settings of its answers
+        differ or are unknown."""
         super().set_cache_hook(cache_hook)
         if cache_hook.dbdict is not None:
             check_stored_answers(cache_hook.dbdict, self._identity())

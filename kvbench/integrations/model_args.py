@@ -48,7 +48,7 @@ class ModelArgs:
 
 
 def read(arguments: Mapping[str, Any], *, device: str | None, batch_size: int | str | None) -> ModelArgs:
-    """Check and convert lm-eval's model_args. Raises UserError.
+    """Check and convert lm-eval's model_args. Raises UserError for an invalid argument.
 
     device, batch_size: lm-eval's flags of these names. A `batch_size` above its default 1 is the number of slots,
     unless the arguments give `slots`.

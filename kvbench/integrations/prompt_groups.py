@@ -55,7 +55,7 @@ def attend(groups: Sequence[PromptGroup], call: AttentionCall) -> torch.Tensor:
 def pads_before(mask: torch.Tensor | None, rows: int, tokens: int) -> list[int]:
     """Return the number of pads before each prompt. mask: [b, t] attention mask, 0 at pads; None: no pads.
 
-    Raises UserError for a pad after a prompt's first token, and for a prompt of pads only.
+    Raises UserError for a mask of another shape, a pad after a prompt's first token, or a prompt of pads only.
     """
     if mask is None:
         return [0] * rows

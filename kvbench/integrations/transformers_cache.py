@@ -61,7 +61,8 @@ class EvictionCache(FixedBatch):
         tokenizer: the model's, for methods that let the model read additional text (kvzip).
 
     Raises:
-        UserError: unknown method, budget missing or too small, architecture not supported.
+        UserError: an argument is invalid, the budget is missing or too small, or the method does not support the model.
+        SetupError: a file of weights is missing, damaged or made for another model.
     """
 
     def __init__(
@@ -131,22 +132,21 @@ class EvictionCache(FixedBatch):
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return how many tokens the model has read, with pads and evicted tokens; transformers derives positions from
-        this number."""
+        """Return how many tokens of each sequence the model has read, pads and evicted tokens included."""
         return self._seen
 
     def get_mask_sizes(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
         return self._seen + 1, 0
 
     def entries(self) -> list[float]:
-        """Return how many entries each sequence of the batch holds now, a mean over layers and KV heads.
+        """Return how many entries each sequence of the batch holds now, a mean over the KV heads of evicted layers.
 
         [] until the second forward pass begins.
         """
         return [self.slots.held(row) * self._setup.copies for row in range(self.slots.slots)] if self.slots else []
 
     def bytes(self) -> int:
-        """Return the bytes of all entries that the cache holds now, with all that the method stores beside them.
+        """Return the bytes that the batch uses now: all entries, and all that method and model store beside them.
 
         0 until the second forward pass begins.
         """
@@ -219,7 +219,7 @@ class EvictionCache(FixedBatch):
     def _turn(self, ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """Read the tokens [b, t] of a later pass one by one, as the engine does, except the last of each sequence.
 
-        Returns these last tokens [b, 1], which the pass itself reads.
+        Returns these last tokens [b, 1], which the pass itself reads. Raises UserError if `ids` do not fit the batch.
         """
         rows, tokens = ids.shape
         whole = tokens and (mask is None or mask.shape[1] == self._seen + tokens)
@@ -243,7 +243,7 @@ class EvictionCache(FixedBatch):
         return ids[:, -1:]
 
     def _positions(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the input's rotary positions, [sequences, tokens]; [3, sequences, tokens] if images have 3 axes."""
+        """Return the input's rotary positions, [sequences, tokens]; [3, sequences, tokens] for prompts with 3 axes."""
         pads = torch.tensor(self._pads, device=ids.device)[:, None]
         index = (self._seen + torch.arange(ids.shape[1], device=ids.device) - pads).clamp(min=0)  # 0 for pads
         return index if self._images is None else self._images.positions(index, self._seen)

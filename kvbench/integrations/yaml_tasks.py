@@ -56,7 +56,8 @@ def documents(**settings: Any) -> datasets.DatasetDict:
 def question_scores(doc: dict[str, Any], results: list[Any]) -> dict[str, float]:
     """Return the scores of a question as means over its answers, and the share of answers that cannot be scored.
 
-    Answers that cannot be scored do not enter the means. results: [text], or with `take_first_k` [[text, ...]].
+    Answers that cannot be scored do not enter the means; if no answer can be scored, there are no means. results:
+    [text], or with `take_first_k` [[text, ...]].
     """
     answers = results[0] if isinstance(results[0], list) else results
     task = get_task(doc[TASK])

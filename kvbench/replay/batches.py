@@ -96,8 +96,8 @@ def _of_trace(t: TraceFigures) -> dict[str, Any]:
 
 
 def _of_heads(cell: list[TraceFigures]) -> list[dict[str, Any]]:
-    """Return, for each query head, a dictionary with the cosine between its outputs under eviction and with the full
-    cache. It is a mean over tokens and traces.
+    """Return, for each layer and query head, a dictionary with the cosine between the head's outputs under eviction and
+    with the full cache. The cosine is a mean over tokens and traces.
 
     cell: the figures of all traces of one method and budget. In the results, `layer` counts only the layers in which
     methods evict, from 0.

@@ -82,7 +82,8 @@ class Recorder:
     _states: dict[MethodChoice, MethodState] = field(default_factory=dict)
 
     def record(self, work: TaskWork, rows: Sequence[dict[str, Any]]) -> list[Decisions]:
-        """Read the answers in `rows` (from `answers`) again; return which tokens each head kept at each eviction."""
+        """Read the answers in `rows` (from `answers`) again. Return an object per answer, layer and head, which states
+        for each token the eviction that dropped it. Answers that are left out have no object."""
         prompts = {p.doc_id: p for p in work.prompts}
         longest = max((prompts[row["doc_id"]].max_tokens for row in rows if row["doc_id"] in prompts), default=1)
         found: list[Decisions] = []
@@ -98,8 +99,9 @@ class Recorder:
         return found
 
     def _read(self, row: dict[str, Any], trace: ForcedTrace | None, longest: int) -> list[Decisions]:
-        """Read one answer again, and return which tokens each head kept. Raises UserError if the answer cannot be read
-        as in the run, or if the evictions differ from the run's."""
+        """Read one answer again. Return an object per layer and head, which states for each token the eviction that
+        dropped it. Raises UserError if the answer cannot be read as in the run, or if the evictions differ from the
+        run's."""
         cell = cell_of(row, self.config)
         state = self._state(cell.method)
         check_method(row, state)

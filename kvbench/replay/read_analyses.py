@@ -86,7 +86,9 @@ class _Windows(Listener):
         self.prompt, self.count = len(batch[0].prompt), -(-(len(batch[0].answer) - 1) // WINDOW)
 
     def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
-        """Pass the attention of the new queries to the analyses, for WINDOW queries at a time.
+        """Pass the attention of the new queries in a layer to the analyses, for WINDOW queries at a time.
+
+        Attention in layers in which methods do not evict is not passed.
 
         first: number of the first query in the answer, from 0. It is a multiple of WINDOW, because CHUNK is a multiple
         of WINDOW.

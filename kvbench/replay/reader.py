@@ -61,8 +61,8 @@ class Listener:
         """
 
     def predicted(self, first: int, logits: torch.Tensor) -> None:
-        """Called after each forward pass. logits: [b, t, V], predictions of the answer tokens with the numbers `first`
-        to `first` + t - 1."""
+        """Called after the prompts were read, and after each forward pass over the answers. logits: [b, t, V],
+        predictions of the answer tokens with the numbers `first` to `first` + t - 1."""
 
 
 class TraceReader:

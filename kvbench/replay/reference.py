@@ -155,7 +155,8 @@ def attention_to(
     reduce_g: Reduce | None,
     reduce_q: Reduce | None,
 ) -> torch.Tensor:
-    """Return the attention [b, Hk, g, t, N] that queries pay to all N tokens read so far.
+    """Return the attention [b, Hk, g, t, N] that queries pay to all N tokens read so far. A token later than a query
+    gets 0.
 
     query: [b, Hq, t, D]; the first of the t queries is at position `first`. reduce_g, reduce_q: how to reduce the
     attention over the g query heads of a group, and over the t queries; the result lacks a reduced axis. None keeps
@@ -221,9 +222,9 @@ def readings(
 ) -> Iterator[tuple[Chosen, TraceReader, Reference, dict[str, torch.Tensor]]]:
     """Read each batch of traces with the full cache, and yield what the caller needs to read it under eviction.
 
-    There is one tuple for each method and budget. It has the method and budget, a reader for them, the record of the
-    batch with the full cache, and the weights that an oracle needs ({} for other methods). A method with probes gets
-    one tuple for each trace of the batch, with the record of this trace.
+    For each batch, there is one tuple for each method and budget. It has the method and budget, a reader for them, the
+    record of the batch with the full cache, and the weights that an oracle needs ({} for other methods). A method with
+    probes gets one tuple for each trace of the batch, with the record of this trace.
     """
     full = TraceReader.of(loaded, FULL, interval=interval, max_tokens=max_tokens)
     readers = {c: TraceReader.of(loaded, c, interval=interval, max_tokens=max_tokens) for c in chosen}

@@ -149,7 +149,7 @@ def _by_run(label: str, rows: Rows) -> Iterator[tuple[str, Rows]]:
 
 
 def check(rows: Rows) -> None:
-    """Raise UserError if the rows may not share a table. The error names two runs and what differs between them."""
+    """Raise UserError if the rows may not share a table. The error names what differs, and one or two runs."""
     for column, word in SAME.items():
         if len(values_of(rows, column)) > 1:
             firsts = [(place, value) for place, value in rows.firsts(column) if value != OF_QUESTION.get(column)]

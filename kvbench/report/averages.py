@@ -84,8 +84,8 @@ class AverageTable:
         )
 
     def _shown(self) -> list[Column]:
-        """Return the columns of the table: one for each average and, after the first average, the difference of this
-        average to the baseline."""
+        """Return the columns of the table: method, budget and each average. If there is a baseline, the difference of
+        the first average to the baseline stands after the first average."""
         first, *others = [Column("", partial(_value, name), name) for name in self.names]
         baseline = next((row.baseline for row in self.rows if row.baseline), "")
         difference = Column("", lambda row: _difference(row.means[first.header]), f"minus {baseline}")
@@ -108,8 +108,8 @@ class _Family:
 
 
 def make_averages(groups: Sequence[Group], tables: Sequence[TaskTable]) -> list[AverageTable]:
-    """Return the averages of every group of tasks that has two or more tasks with comparable tables. Tasks that are not
-    installed here are left out."""
+    """Return the averages of every group of tasks that has two or more tasks with comparable tables, then the averages
+    over lengths. Tasks that are not installed here are left out."""
     families: list[_Family] = []
     for group, table in zip(groups, tables, strict=True):
         try:
@@ -234,7 +234,8 @@ def _mean(parts: Mapping[str, Part], weights: Mapping[str, float]) -> Mean:
 
 
 def _missing(rows: Sequence[AverageRow], names: Sequence[str]) -> list[str]:
-    """Return notes on the tasks that the averages in `names` lack. Methods that lack the same tasks share a note."""
+    """Return notes on the tasks or lengths that the averages in `names` lack. Methods that lack the same ones share a
+    note."""
     notes = []
     for name in names:
         lacking: dict[tuple[str, ...], list[str]] = {}

@@ -77,8 +77,8 @@ class CategoryTable:
 
 
 def _shown(names: Sequence[str]) -> Iterator[Column]:
-    """Yield the columns of a table: the number of questions behind the first column of scores, then the columns of
-    scores. names: the titles of the columns of scores."""
+    """Yield the columns of a table: first the number of questions that the first column of scores counts, then all
+    columns of scores. names: the titles of the columns of scores."""
     yield Column("", lambda line: line[1][names[0]].score.questions if names[0] in line[1] else None, "questions")
     for name in names:
         yield Column("", partial(_score, name), name)

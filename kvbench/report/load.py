@@ -76,7 +76,10 @@ class Loaded:
 
 def find_runs(names: Sequence[str], results: Path = Path("results")) -> list[Path]:
     """Return the run folders and tables that the user names. A name is a run's folder, a run's name in `results`, a
-    folder of runs, or a rows.parquet. Without names, return every run in `results`."""
+    folder of runs, or a rows.parquet. Without names, return every run in `results`.
+
+    Raises UserError for a name that is none of these, and for a folder without runs.
+    """
     runs_and_tables: list[Path] = []
     for name in names or [str(results)]:
         if not name.strip():

@@ -98,7 +98,8 @@ class MatchedReport(Report):
         return {"tables": [_block(table).document() for table in self.tables]}
 
     def figures(self) -> list[Figure]:
-        """Return one figure for each table: what scoring adds and what the protection adds, as bars."""
+        """Return one figure for each table that has differences: what scoring adds and what the protection adds, as
+        bars."""
         return [
             Figure(f"matched-{number}", title, CAPTION, bars(title, points, x="difference of the score"))
             for number, table in enumerate(self.tables, 1)

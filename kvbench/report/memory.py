@@ -146,7 +146,7 @@ class MemoryTable:
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport(Report):
-    """A report of every cell's memory, with a table for each task."""
+    """A report of every cell's memory, with a table for each group of comparable rows of a task."""
 
     name: ClassVar[str] = "memory"
     about: ClassVar[str] = (

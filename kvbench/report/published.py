@@ -140,8 +140,9 @@ def _printed(row: Published) -> Printed | None:
 
 
 def label_of(name: str, budget: str) -> str | None:
-    """Return the label that kvbench gives to a paper's method; None if kvbench has no such method. name: the method as
-    the paper names it, in lower case. budget: the budget as text."""
+    """Return the label that kvbench gives to a paper's method; None if kvbench has no such method, or if the method is
+    DuoAttention at a budget that STREAMING lacks. name: the method as the paper names it, in lower case. budget: the
+    budget as text."""
     if name == "duoattention":
         return STREAMING.get(budget)
     if name.startswith(REWARD):

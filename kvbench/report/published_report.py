@@ -113,7 +113,7 @@ class PublishedTable:
 
 @dataclass(frozen=True, slots=True)
 class PublishedReport(Report):
-    """A report of the cells for which a paper prints a score of the same model, task, method and budget."""
+    """A report of the cells that have a score and to which a printed score belongs, as in `published.of_cell`."""
 
     name: ClassVar[str] = "published"
     about: ClassVar[str] = (

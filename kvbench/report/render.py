@@ -31,7 +31,8 @@ ASCII = str.maketrans({"±": "+-", "≤": "<=", "≥": ">="})
 
 
 def text(report: Report) -> str:
-    """Return the report's tables for a terminal. If the terminal shows ASCII only, signs such as ± are replaced."""
+    """Return the report, with tables and notes, as text for a terminal. If the terminal shows ASCII only, signs such as
+    ± in the tables are replaced."""
     console = terminal.console()
     with console.capture() as captured:
         if head := report.head():
@@ -103,7 +104,10 @@ SUFFIXES = {"markdown": "md", "csv": "csv", "json": "json"}  # of the files that
 
 
 def write(report: Report, folder: Path) -> list[Path]:
-    """Write the report as Markdown, CSV and JSON into a folder, and return the paths."""
+    """Write the report as Markdown, CSV and JSON into a folder, and return the paths.
+
+    Raises SetupError if a file cannot be written.
+    """
     texts = {f"{report.name}.{suffix}": FORMATS[form](report) for form, suffix in SUFFIXES.items()}
     try:
         in_a_run = (folder.parent / manifest.NAME).is_file()

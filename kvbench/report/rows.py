@@ -194,7 +194,7 @@ class Rows:
 
 
 def distinct(values: Any) -> tuple[Any, Any]:
-    """Return the distinct values, and the position at which each appears first."""
+    """Return the distinct values, sorted, and the position at which each appears first."""
     import numpy as np
 
     if len(values) and (values == values[0]).all():

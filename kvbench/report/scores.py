@@ -3,10 +3,10 @@ groups of tasks.
 
     report = ScoreReport.make(load([Path("results/demo")]), baseline="full")
 
-The overview comes first. Then each task has small tables, made for 80 columns: the quality of the cells, their memory
-and their speed. A further table is about the samples behind the scores. This table appears if cells have different
-numbers of questions or samples, or if questions have several samples. It also appears if a sample is truncated, has
-failed, or has no answer or no score.
+The overview, if the report has one, comes first. Then each task has small tables, made for 80 columns: the quality of
+the cells, their memory and their speed. A further table is about the samples behind the scores. This table appears if
+cells have different numbers of questions or samples, or if questions have several samples. It also appears if a sample
+is truncated, has failed, or has no answer or no score.
 """
 
 from __future__ import annotations

@@ -72,7 +72,8 @@ def _out_of_reach(family: Sequence[Against]) -> list[str]:
 
 
 def _ceiling(family: Sequence[Against]) -> list[str]:
-    """Return a list with a note if every score is at the ceiling, where a tie does not mean that methods are equal."""
+    """Return a list with a note if a comparison cannot tell because every score is at the ceiling, otherwise an empty
+    list. At the ceiling, a tie does not mean that methods are equal."""
     if not any(a.judged.verdict == "cannot tell" and _within_reach(a) for a in family):
         return []
     lowest = min(min(a.paired.mean_a, a.paired.mean_b) for a in family)

@@ -65,7 +65,7 @@ class TaskTable:
 def make_tables(loaded: Loaded, baseline: str | None = None) -> list[TaskTable]:
     """Return one table per group of comparable rows. `baseline`: the name of a method, or a method with options as
     tables print it. By default the baseline is the full cache; if the full cache was not run, nothing is compared.
-    Raises UserError if `baseline` was not run."""
+    Raises UserError if `baseline` was not run, or if it is a name that fits several variants of a method."""
     pairs = _variants(loaded)
     shared = shared_options(loaded)
     there = sorted(shared)
@@ -145,8 +145,9 @@ def headline_of(task: str) -> str:
 def _compare(
     cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]], clusters: dict[str, str], baseline: str
 ) -> list[ScoreCell]:
-    """Return the cells with `against` set: each is compared with the baseline's cell that has no budget or, if there is
-    none, with the baseline's cell at the same budget."""
+    """Return the cells with `against` set. Each cell is compared, on the questions that both have, with the baseline's
+    cell that has no budget or, if there is none, with the baseline's cell at the same budget. `against` stays None for
+    the baseline's cell itself, and for a cell without such a cell or without shared questions."""
     label = _baseline_label([cell.method for cell in cells], baseline)
     places = {_budget(cell): i for i, cell in reversed(list(enumerate(cells))) if cell.method == label}
     comparisons: dict[int, tuple[int, stats.Paired]] = {}

@@ -25,8 +25,8 @@ class Mean:
     """A weighted mean over tasks, and its difference to the baseline's mean, paired by question. `missing`: the tasks
     without a score; if there are any, all figures are NaN.
 
-    `spread`: whether the score of every task has an error above 0. `diff_spread`: whether the difference of every task
-    has an error above 0. `df`: the smallest number of degrees of freedom among the tasks' differences.
+    `spread`: False if the error of a task's score is 0. `diff_spread`: False if the error of a task's difference is 0.
+    `df`: the smallest number of degrees of freedom among the tasks' differences.
     """
 
     value: float = math.nan

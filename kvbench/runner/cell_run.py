@@ -54,7 +54,8 @@ class CellRun:
         return self.not_numbers >= NOT_NUMBERS
 
     def run(self) -> None:
-        """Generate until all rows are written, the cell ends early (`ended_early`), or rows cannot be scored."""
+        """Generate until all rows are written, the cell ends early (`ended_early`), or no more rows can be scored
+        (`RowWriter.refused`)."""
         memory.reset_peak(*self.loaded.devices)
         while True:
             try:

@@ -32,8 +32,8 @@ SELECTION = "kvbench.eviction.select"
 class Source:
     """The source of a method: one hash over all its files, and the hash of each file by its label.
 
-    A label is a path such as ``kvbench/methods/gkv.py``. The user may move a plug-in's file, so its label has the
-    file's hash in place of a path.
+    A label is a path such as ``kvbench/methods/gkv.py``. The user may move a plug-in that is a single file, so
+    its label has the file's hash in place of a path.
     """
 
     hash: str
@@ -107,7 +107,7 @@ def _path(name: str) -> Path | None:
 def _label(name: str, path: Path) -> str | None:
     """Return a module's label, such as ``kvbench/methods/gkv.py``, which does not depend on where kvbench is installed.
 
-    None for a plug-in's file.
+    None for a plug-in that is a single file.
     """
     if path.name == "__init__.py":
         return f"{name.replace('.', '/')}/__init__.py"

@@ -132,7 +132,7 @@ class PromptMaker:
         return digest.hexdigest()
 
     def _facts(self, doc: Doc, text: str) -> tuple[Mapping[str, Any], ...]:
-        """Return the facts about the images of all turns that rows store. text: the first turn's prompt."""
+        """Return facts about the images of all turns, as rows store them. text: the first turn's prompt."""
         vision = self.reader.vision
         if vision is None:
             return ()

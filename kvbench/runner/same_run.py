@@ -130,7 +130,8 @@ def check_prompt_files(run: str, before: Mapping[str, Any], now: Mapping[str, An
 
 
 def check_data(run: str, before: Mapping[str, Any], now: Mapping[str, Any], *, versions: bool = True) -> None:
-    """Raise UserError if the documents of a task changed; with `versions`, also if the task's version changed."""
+    """Raise UserError if the data of a task have another hash or revision than in the run's record, or are not in it;
+    with `versions`, also if the task's version changed."""
     for task, has in now.items():
         if (was := before.get(task)) is None:
             raise UserError(f"run {quote(run)} does not say which data task {quote(task)} had. {NEW_RUN.capitalize()}.")
@@ -154,9 +155,9 @@ def _check_version(run: str, what: str, was: Mapping[str, Any], has: Mapping[str
 
 
 def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], allowed: bool) -> list[str]:
-    """Raise UserError if a method's version, artefacts or source changed.
+    """Raise UserError if a method's version or artefacts changed or, unless `allowed`, a method's source.
 
-    Returns notices about changed sources if `allowed`.
+    Returns notices about changed sources.
     """
     known = {entry["method"]: entry for entry in before.get("methods", [])}
     edited = []

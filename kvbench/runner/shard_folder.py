@@ -105,7 +105,10 @@ def check_complete(path: Path, environment: Mapping[str, Any]) -> None:
 
 
 def _check_same(first: ShardFolder, other: ShardFolder, allowed: bool) -> None:
-    """Raise UserError if two shards differ in settings, model, data, methods, prompts or versions."""
+    """Raise UserError if two shards differ in settings, model, data, methods, prompts or versions.
+
+    If `allowed`, the sources of methods and the versions of packages may differ.
+    """
     both = f"{quote(other.path.name)} and {quote(first.path.name)} are not shards of one run"
     if differing := manifest.compare(first.info, other.info["config"]):
         listed = [f"{bare(name)} {manifest.value(b)} and {manifest.value(a)}" for name, (a, b) in differing.items()]

@@ -20,9 +20,9 @@ from kvbench.sources.models import ModelInfo
 def warnings(config: RunConfig, methods: Mapping[MethodChoice, Method], info: ModelInfo) -> Iterator[str]:
     """Yield a warning for each method that runs at another budget or interval than its weights were trained for.
 
-    The card of the weights states both. Variants of a method with the same weights share one warning. A budget that is
-    a share of the prompt is not compared, because its number of entries varies. Raises KVBenchError for weights without
-    a card.
+    A value that the card of the weights lacks is not compared. A budget that is a share of the prompt is not compared
+    either, because its number of entries varies. Variants of a method with the same weights share one warning. Raises
+    KVBenchError for weights without a card.
     """
     variants: dict[tuple[str, Path], list[MethodChoice]] = {}
     for choice, method in methods.items():

@@ -265,7 +265,8 @@ def _with_vision(task: Task, reader: ModelReader, vision: Callable[[], Vision]) 
 def _notes(task: Task, spec: GenSpec, config: RunConfig, all_prompts: list[Prompt], context: int) -> list[str]:
     """Return notes that the user should read before the run, such as how many prompts are cut to fit.
 
-    Raises UserError when a prompt and --max-new-tokens together exceed the model's context.
+    Raises UserError when a prompt and --max-new-tokens together exceed the model's context. Prompts that alone fill the
+    context do not count.
     """
     lengths = [len(p.ids) for p in all_prompts if len(p.ids) < context]
     notes = []

@@ -6,8 +6,9 @@ verdict of an ordinary process with an ordinary standard input.
 Programs run in a box (`kvbench.scoring.sandbox`) that never receives an expected output; this module compares their
 output outside the box. `lcb` follows ``lcb_runner/evaluation/testing_util.py`` (28fef95) with its bugs, see
 `kvbench.scoring.livecodebench_harness`. Error codes: 0 passed; -2 wrong or too much output; -3 out of time; -4
-exception, out of memory or nothing to run; -5 the program ended the process (only in `lcb`). A program that runs out of
-time is run again; as a rule only one such repetition runs at a time (`_alone`).
+exception, out of memory, nothing to run or, in `lcb`, out of time before the first test; -5 the program ended the
+process (only in `lcb`). After code -3 a program is run again; as a rule only one such repetition runs at a time
+(`_alone`).
 
 kvbench has its own checker, because every other known checker runs programs in a process that also holds the expected
 outputs, without isolation.
@@ -103,8 +104,9 @@ def grade(
     function that the tests call, if they call one. Each input then holds the function's arguments (JSON, one per line),
     and each output the expected value (JSON). seconds: time limit per test.
 
-    Raises ValueError if there are no tests, which LiveCodeBench would count as a pass, or if the numbers of inputs and
-    outputs differ. Raises BoxError if the sandbox failed twice.
+    If the tests call a function and their data are not JSON, both verdicts are runtime_error. Raises ValueError if
+    there are no tests, which LiveCodeBench would count as a pass, or if the numbers of inputs and outputs differ.
+    Raises BoxError if the sandbox failed twice.
     """
     if not inputs or len(inputs) != len(outputs):
         raise ValueError(f"{len(inputs)} inputs and {len(outputs)} expected outputs; equal numbers above 0 are needed")
@@ -183,7 +185,10 @@ def harness() -> str:
 
 
 def _as_lcb(box: Box, problem: _Problem) -> Verdict:
-    """Run a program on all tests in one process, as LiveCodeBench's checker does, and return the verdict."""
+    """Run a program on the tests in one process, as LiveCodeBench's checker does, and return the verdict.
+
+    The first test that fails is the last that is run.
+    """
     outcome = box.open(seconds=problem.seconds, total=problem.total)
     if (failed := failure(outcome)) is not None:  # the program ended or raised an exception before the first test
         code = -5 if failed[1] == -5 else -4
@@ -233,8 +238,8 @@ def _failed(verdict: str, code: int, results: list[bool | int], outcome: Outcome
 def _natively(box: Box, problem: _Problem, run: Callable[[Box, _Problem, int], tuple[Outcome, bytes]]) -> Verdict:
     """Run a program on each test in a new process, as an ordinary program runs, and return the verdict.
 
-    run: a function that runs the program on the test with a given index. It returns the outcome and the program's
-    output.
+    The first test that fails is the last that is run. run: a function that runs the program on the test with a given
+    index. It returns the outcome and the program's output.
     """
     results: list[bool | int] = []
     slowest, peak = 0.0, 0
@@ -273,7 +278,10 @@ def _call_once(box: Box, problem: _Problem, test: int) -> tuple[Outcome, bytes]:
 
 
 def _twice(run: Callable[[], Verdict]) -> Verdict:
-    """Run a program, and once more if it ran out of time, since the machine may have been busy."""
+    """Run a program, once more if its error code is -3 (out of time), and return the verdict of the last run.
+
+    The machine may have been busy during the first run.
+    """
     verdict = run()
     if verdict.code != -3:
         return verdict

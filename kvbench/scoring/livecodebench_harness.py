@@ -159,7 +159,8 @@ def _stdin_program(program: str) -> Callable[[str], bytes]:
 
 
 def _without_main(program: str) -> str:
-    """Return the program with a final ``if __name__ == '__main__'`` replaced by its body."""
+    """Return the program with a final ``if __name__ == '__main__'`` replaced by its body; without one, return the
+    program unchanged."""
     try:
         body = ast.parse(program).body
         last = body[-1]
@@ -244,7 +245,8 @@ def _plain(value: Any) -> Any:
 def _number(value: Any) -> Any:
     """Return a number of numpy, fractions or decimal as one of the types that JSON has.
 
-    Raises ValueError for an array that does not hold exactly one number.
+    Raises ValueError, in numpy's words for the comparison of such an array, for an array that does not hold exactly one
+    number.
     """
     if getattr(value, "ndim", 0):
         if value.size != 1:

@@ -41,7 +41,8 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 def score_row(dataset: str, prediction: str, answers: Sequence[str], all_classes: Sequence[str] | None = None) -> float:
     """Score an output (`prediction`) by the reference answer that it matches best, with the metric of its data set.
 
-    all_classes: names of all classes, for a classification set.
+    In the data sets `FIRST_LINE`, only the output's first line counts. all_classes: names of all classes, for a
+    classification set.
 
     Raises SetupError if the set's metric needs a package that is missing or of another version.
     """

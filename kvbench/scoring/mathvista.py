@@ -49,10 +49,11 @@ class Wanted:
 
 
 def direct(text: str, wanted: Wanted, *, quoted: bool = False) -> str | None:
-    """Return a text's answer if no extraction is needed: the text is an option or a number. Otherwise return None.
+    """Return a text's answer if no extraction is needed; otherwise return None.
 
-    The rules are the official ones. quoted: also accept the quoted part of ``The answer is "...".``, as the official
-    script does with its option --quick_extract.
+    No extraction is needed if the text is an option or, where an integer or a float is asked for, such a number. The
+    rules are the official ones. quoted: also accept the quoted part of ``The answer is "...".``, as the official script
+    does with its option --quick_extract.
     """
     if wanted.choices and text in wanted.choices:
         return text
@@ -66,8 +67,8 @@ def direct(text: str, wanted: Wanted, *, quoted: bool = False) -> str | None:
 
 
 def by_rule(text: str, wanted: Wanted) -> str | None:
-    """Return the answer in a text: from its last box, else from the text behind its last "answer is", else from its
-    last line."""
+    """Return the answer in a text: from its last box, else from the text behind its last "answer is" or a similar
+    phrase, else from its last line; None if none of them holds an answer."""
     for part, introduced in _places(text):
         if (answer := _read(part, wanted, introduced)) is not None:
             return answer

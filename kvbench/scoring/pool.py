@@ -63,7 +63,9 @@ class ScorePool:
         """Begin to score one output, and return a future of the score.
 
         The future's `result` raises SetupError if no scoring process starts, the judge refuses the key or a local judge
-        cannot be used. It raises CancelledError if ``close(cancel=True)`` drops the output.
+        cannot be used. It raises CancelledError if ``close(cancel=True)`` drops the output. If ``close(cancel=True)``
+        kills the process that scores the output, the future gets no result. After `close`, this method raises
+        RuntimeError.
         """
         future: Future[Score] = Future()
         if self._closed:
@@ -160,7 +162,7 @@ def _judge(task: Task, doc: Doc, output: Output) -> Score:
 class _Process:
     """One scoring process.
 
-    It is in the set `alive` until it is closed; `gone` becomes True after a time-out or a crash.
+    It is in the set `alive` until it is closed; `gone` is then True. A time-out or a crash closes it.
     """
 
     def __init__(self, alive: set[_Process]) -> None:

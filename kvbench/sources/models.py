@@ -138,7 +138,8 @@ def located(name: str, revision: str | None = None) -> ModelInfo:
     """Return the facts about a model; download its configuration first if the local cache does not hold the whole
     model.
 
-    Raises SetupError if the hub refuses the model or the model has no safetensors weights.
+    Raises as `describe` does. Raises SetupError also if the hub refuses the model, if the model has no safetensors
+    weights, or if the hub is unreachable and the cache lacks the configuration.
     """
     info = describe(name, revision)
     if info.folder is None or info.where != str(info.folder):
@@ -179,6 +180,8 @@ def reading(name: str, where: str) -> Iterator[None]:
 def _asked(info: ModelInfo, revision: str | None) -> ModelInfo:
     """Download a hub model's configuration, check the model's list of files, and return the facts about the model
     anew.
+
+    If the hub is unreachable and the cache has the configuration, return `info`.
     """
     name = info.name
     import huggingface_hub

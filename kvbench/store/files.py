@@ -101,7 +101,7 @@ def read_plain(path: Path, limit: int) -> bytes:
 
 
 def plain_size(path: Path) -> int:
-    """Return the size of a regular file in bytes. Raises like `open_plain`."""
+    """Return the size of a regular file in bytes. Raises SetupError for anything else, OSError if there is nothing."""
     status = os.lstat(path)
     _must_be(path, status, stat.S_IFREG)
     return status.st_size

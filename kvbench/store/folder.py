@@ -53,8 +53,9 @@ class RunFolder:
         """Make a new run, or continue the run of that name if its configuration equals `config`.
 
         environment: the record of versions, devices and inputs, in JSON types. planned: how many rows the run will
-        have. take_over: take the lock even from a process on another host. allow_version_change: continue the run
-        although versions in `manifest.VERSIONS` have changed. Raises UserError, SetupError, RunInUseError.
+        have. take_over: take the lock also if this host cannot tell whether the lock's owner still runs.
+        allow_version_change: continue the run although versions in `manifest.VERSIONS` have changed. Raises UserError,
+        SetupError, RunInUseError.
         """
         check_run_name(name)
         path = check_out(out) / name
@@ -165,8 +166,8 @@ def check_writable(out: str | Path) -> None:
 def check_same(out: str | Path, name: str, config: Mapping[str, Any]) -> None:
     """Check that the run `name` can be started or continued with this configuration.
 
-    Raises UserError if the run's folder holds a run with another configuration, or files but no run. Raises SetupError
-    if its run.json cannot be read.
+    Raises UserError if the run's folder holds a run with another configuration, or files but no run, or if its run.json
+    was changed by hand or has another format. Raises SetupError if its run.json cannot be read.
     """
     path = Path(out) / name
     _check_ours(path)
@@ -224,7 +225,8 @@ def _unwritable(path: Path, error: OSError) -> SetupError:
 
 def _check_ours(path: Path) -> None:
     """Raise UserError if a run cannot use this path: it is a file or a broken link, or a folder with files but no run.
-    A folder with only a lock file is accepted, because a run that is killed before it writes run.json leaves one.
+    A folder with only a lock file and kvbench's temporary files is accepted, because a run that is killed before it
+    writes run.json leaves them.
     """
     if path.is_symlink() and not path.exists():
         raise UserError(f"{quote(path)} is a broken link. Give another --run-name.")

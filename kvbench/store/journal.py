@@ -78,8 +78,8 @@ class Journal:
         call; the key of this row is often returned only by a later call.
 
         turns: the answers of all turns, if there are several; `output` is the last of them. Raises ValueError if the
-        row does not fit the schema. Raises SetupError if the disk or the folder fails; the journal then takes no more
-        rows.
+        row does not fit the schema. Raises SetupError if the disk or the folder fails; later calls of this
+        method then raise RuntimeError, as they do after `close`.
         """
         text = {"prompt": prompt, "output": output, "turns": json.dumps(turns) if len(turns) > 1 else None}
         text = {name: None if value is None else clean_text(value) for name, value in text.items()}

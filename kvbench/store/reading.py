@@ -92,7 +92,8 @@ def _planned(info: Mapping[str, Any], table: pa.Table) -> int | None:
     The result is the larger of two numbers: the number in the run's record, and an estimate. The estimate counts, for
     each planned cell, as many rows as the largest cell of the same task has now. A cell is a combination of task,
     method, options, budget and interval. In a complete run all cells of a task have the same number of rows. The cells
-    of a shard do not, so for a shard the number in its record is returned.
+    of a shard do not, so for a shard the number in its record is returned. The number in the record is also
+    returned if the record lists no planned cells, or if `table` lacks a column that tells cells apart.
     """
     stated: int | None = info.get("planned")
     if "shard" in info["environment"]:  # its cells differ in their number of rows
@@ -164,8 +165,8 @@ def read_texts(run_dir: str | Path, keys: Collection[str] | None = None) -> pd.D
 def read_columns(path: str | Path, columns: Collection[str] = NAMES) -> pa.Table:
     """Read columns of one rows.parquet.
 
-    Raises SetupError if the file is damaged. Raises UserError if it is missing, kvbench did not write it, or it has
-    another format.
+    Raises SetupError if the file is damaged, or is a link in a run's folder. Raises UserError if the file cannot be
+    opened, kvbench did not write it, or it has another format.
     """
     file = Path(path)
     in_a_run = (file.parent / manifest.NAME).is_file()  # a link in a run's folder is not followed

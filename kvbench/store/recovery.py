@@ -73,8 +73,8 @@ class Entry:
 
     @property
     def outcome(self) -> tuple[object, ...]:
-        """The output's hash and length, and the score. If two answers of one sample differ in outcome, generation or
-        scoring was not deterministic."""
+        """The output's hash, its number of tokens, and the score. If two answers of one sample differ in outcome,
+        generation or scoring was not deterministic."""
         return tuple(self.row.get(name) for name in ("output_sha256", "output_tokens", "score"))
 
 
@@ -132,14 +132,18 @@ class TextReader:
         self._fds: dict[str, int] = {}
 
     def read(self, entry: Entry) -> tuple[str | None, str | None, str | None]:
-        """Return prompt, output and turns (a JSON list) of a row. Each is None if the row does not have it."""
+        """Return prompt, output and turns (a JSON list) of a row. Each is None if the row does not have it.
+
+        Raises as `record` does.
+        """
         record = unpack(self.record(entry)) or {}  # its row was checked when the journal was read
         if not _is_texts(text := record.get("text") or {}):
             raise self._changed(entry)
         return text.get("prompt"), text.get("output"), text.get("turns")
 
     def record(self, entry: Entry) -> bytes:
-        """Return the bytes of a row's record. Raises SetupError if the segment changed since it was read."""
+        """Return the bytes of a row's record. Raises SetupError if the segment changed since it was read,
+        OSError if it cannot be opened."""
         if entry.segment not in self._fds:
             self._fds[entry.segment] = open_plain(self._folder / entry.segment)
         record = os.pread(self._fds[entry.segment], entry.length, entry.offset)

@@ -192,9 +192,9 @@ def check_row(row: Mapping[str, object]) -> dict[str, Any]:
     """Return the row in JSON types with every column, in the order of `COLUMNS`, ready for the journal.
 
     In `row`, `options` and `aux` may be dictionaries, `seed` an integer, `created` a datetime (default: now), and
-    numbers may be numpy scalars. NaN and infinities become null. Raises ValueError for an unknown column, a wrong type,
-    a missing required column, or a score beside another status than "ok". A caller's error is thus found before the
-    table is made.
+    numbers may be numpy scalars. NaN and infinities become null. Secrets in settings and notes are hidden. Raises
+    ValueError for an unknown column, a wrong type, a missing required column, or a score beside another status than
+    "ok". A caller's error is thus found before the table is made.
     """
     unknown = sorted(set(row) - set(NAMES))
     if unknown:
@@ -210,7 +210,10 @@ def check_row(row: Mapping[str, object]) -> dict[str, Any]:
 
 
 def as_stored(column: str, value: Any) -> Any:
-    """Return a value converted to the JSON type of this column. Raises ValueError for a wrong type."""
+    """Return a value converted to the JSON type of this column, with secrets hidden.
+
+    Raises ValueError for a wrong type.
+    """
     return None if value is None else _convert(_BY_NAME[column], value)
 
 

@@ -1,5 +1,5 @@
-"""Checks the types of those parts of a run.json that kvbench uses. Later code can then rely on these types, even if
-someone edited the file.
+"""Checks the types and forms of those parts of a run.json that kvbench uses. Later code can then rely on these types,
+even if someone edited the file.
 
 `_CONTENT` lists these parts. A part whose name ends with a question mark may be absent.
 """
@@ -123,8 +123,8 @@ _MAY_BE_NULL = {("environment", part) for part in ("kv_cache", "plugins", "plugi
 def why_not(content: Any) -> str:
     """Return the dotted name of the first wrong part of a run.json; "" if all parts are right.
 
-    A part is wrong if it has a wrong type, or if it is an object that lacks a required part. content: what the file
-    holds.
+    A part is wrong if it fails its check in `_CONTENT`, or if it is an object that lacks a required part. content: what
+    the file holds.
     """
     return _wrong(content, _CONTENT, ()) or ""
 

@@ -27,7 +27,7 @@ def parse(data: bytes | str) -> Any:
 
 def lenient(data: bytes | str) -> Any:
     """Parse one JSON value. NaN and infinities are allowed, because Python and transformers write them. Raises
-    ValueError for invalid JSON.
+    ValueError for invalid JSON and for nesting beyond the interpreter's limit.
     """
     try:
         return json.loads(data)

@@ -73,7 +73,10 @@ def seal(run_dir: Path, state: JournalContent) -> dict[str, Any]:
 
 def repair(run_dir: str | Path, *, take_over: bool = False, say: Callable[[str], object] = str) -> dict[str, Any]:
     """Make the tables of a run again from its journal, and return the content of seal.json. say: receives warnings of
-    one line. Raises SetupError if the journal is gone, or lacks a segment from which the present tables were made.
+    one line. take_over: as in `RunLock.acquire`.
+
+    Raises RunInUseError if another process holds the run's lock. Raises SetupError if the journal is gone or lacks a
+    segment from which the present tables were made, or if the tables cannot be written.
     """
     path = Path(run_dir)
     name = manifest.read(path)["name"]

@@ -24,5 +24,5 @@ def parts(template: str, mark: str) -> tuple[str, str]:
 
 
 def text_id(text: str) -> str:
-    """Return a hash of a text. All questions about the text get this hash as their `Doc.cluster_id`."""
+    """Return a hash of a text, for use as the `Doc.cluster_id` of all questions about this text."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -195,8 +195,8 @@ class LocalRows:
     """A task's data from the user's data folder, used in place of lm-eval's data set.
 
     asked: the data of the questions. examples: the data of the few-shot examples; None: other questions serve as
-    examples. official: whether the examples come from the same split as in lm-eval. False if lm-eval takes them from a
-    separate split, but the folder has no data of this split.
+    examples, or the task needs no examples. official: False if lm-eval takes the examples from a separate split, but
+    the folder has no data of this split; else True.
     """
 
     asked: list[dict[str, Any]]  # the questions
@@ -207,7 +207,7 @@ class LocalRows:
     def find(cls, of: Definition, source: DataSource, task: str) -> LocalRows | None:
         """Return a task's data from the user's data folder; None if the run has no data folder.
 
-        Raises SetupError if the folder lacks these data.
+        Raises SetupError if the folder lacks these data, or if they are empty.
         """
         folder = (source.path or source.env_path) if isinstance(source, Data) else None
         if folder is None:

@@ -319,7 +319,7 @@ def _turn(context: str, *, chat: bool) -> Turn:
 
 @contextlib.contextmanager
 def _as_lm_eval() -> Iterator[None]:
-    """While the block runs lm-eval's code that builds documents, set lm-eval's random seeds and silence its log."""
+    """While the block runs, use lm-eval's random seeds and silence its log; the block runs code of lm-eval."""
     import datasets
     import numpy as np
 

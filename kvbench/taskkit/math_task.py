@@ -45,7 +45,7 @@ class MathTask(Task):
         return str(row["answer"])
 
     def meta(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the `category` of a problem (`row`), and other fields by which a report may group."""
+        """Return the `category` of a problem (`row`) and other fields by which a report may group; by default none."""
         return {}
 
     def _doc(self, row: Mapping[str, Any], style: str) -> Doc:

@@ -68,7 +68,8 @@ def get_task(name: str) -> Task:
 def expand(name: str) -> list[str]:
     """Return the names of the tasks that ``--task NAME`` means.
 
-    These are a single task, all tasks of a group, or all tasks that fit a pattern.
+    These are a single task, all tasks of a group, or all tasks that fit a pattern. Raises UserError for an unknown or
+    invalid name, and for a pattern that no task fits; it does not check a name after ``lm_eval:``.
     """
     if name.strip().lower().startswith(LM_EVAL):
         return [LM_EVAL + name.strip()[len(LM_EVAL) :]]

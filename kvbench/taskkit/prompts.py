@@ -143,7 +143,8 @@ def render(
     The answer prefix of the prompt's last turn comes after the assistant header, so that the model continues the
     prefix. answers: the model's answers to the earlier turns. chat: whether to use the chat template. thinking: the
     template's thinking switch; None: the template's own. chat_template: a template in place of the tokenizer's; origin:
-    its file, for messages. Raises UserError if `chat` is False and a turn has a history of earlier messages.
+    its file, for messages. Raises UserError if `chat` is False and a turn has a history of earlier messages, or
+    if the chat template is missing or fails.
     """
     turns = doc.turns[: len(answers) + 1]
     if not chat:
@@ -230,10 +231,10 @@ def effective_thinking(
 ) -> bool | None:
     """Return whether outputs will hold a thinking block, which the scorer must then expect.
 
-    The result is None if no chat template is used, or if the template has no such block. Otherwise the rendered prompt
-    decides. If it ends inside an open thinking block, the result is True even if `thinking` is False: the template has
-    no switch, as with R1 distills. If its last thinking block is closed, the result is False. If it holds no thinking
-    block, the result is `thinking`.
+    The result is None if no chat template is used, or if the word "think" is not in the template. Otherwise a rendered
+    prompt decides. If the prompt ends inside an open thinking block, the result is True even if `thinking` is False:
+    the template has no switch, as with R1 distills. If the prompt's last thinking block is closed, the result is False.
+    If the prompt holds no thinking block, the result is `thinking`.
     """
     text = template_text(tokenizer, chat_template) if chat else None
     if text is None or "think" not in text:

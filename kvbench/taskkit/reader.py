@@ -101,8 +101,8 @@ class ModelReader:
 
         Half of the remaining tokens come from the start and half from the end. As in LongBench's pred.py, the text is
         cut before the chat template is applied, and the count includes the tokenizer's special tokens. If the remaining
-        end does not hold the whole question, all remaining text becomes the question and the context is empty. A turn
-        with images is not cut; it raises UserError.
+        end does not hold the whole question, all remaining text becomes the question and the context is empty. Raises
+        UserError if a turn of more than `limit` tokens has images.
         """
         ids = self.tokenizer(turn.user, return_attention_mask=False)["input_ids"]
         length = len(ids) + (self.vision.added([turn]) if self.vision else 0)

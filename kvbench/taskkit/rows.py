@@ -42,8 +42,8 @@ def documents(
 
 
 def reasoning(model_type: str, *, n: int = 1, max_new_tokens: int) -> GenSpec:
-    """Return the sampling settings that papers use for reasoning tasks: temperature 0.6, top-p 0.95; top-k 20 for
-    Qwen3. n: the number of samples per question."""
+    """Return the sampling settings that papers use for reasoning tasks: temperature 0.6, top-p 0.95, thinking on; top-k
+    20 for Qwen3. n: the number of samples per question."""
     top_k = 20 if model_type.startswith("qwen3") else 0
     return GenSpec(n=n, max_new_tokens=max_new_tokens, temperature=0.6, top_p=0.95, top_k=top_k, thinking=True)
 

@@ -24,9 +24,10 @@ HASHES = {"questions": "other questions", "fingerprint": "another model"}  # wha
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer as tokens; a failed answer has no tokens.
+    """An answer as tokens; an answer whose generation failed may have none.
 
-    right: False if the judge finds it wrong, or if its generation failed; ended: whether it ends with an end token.
+    right: False if the judge finds it wrong, or if its generation failed; else True, also without a judge.
+    ended: whether it ends with an end token.
     """
 
     ids: tuple[int, ...]
@@ -49,7 +50,8 @@ class AnswerFile:
     def rows(self) -> dict[str, dict[str, Any]]:
         """Return the stored answers by the question's name; cut off a last line that a kill left incomplete.
 
-        Raises UserError for answers to other questions or of another model, SetupError for a damaged or unusable file.
+        Raises UserError for answers to other questions, of another model or with other settings; SetupError for a
+        damaged or unusable file.
         """
         rows: dict[str, dict[str, Any]] = {}
         whole = size = 0  # bytes: of whole lines, of all lines

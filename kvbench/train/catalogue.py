@@ -157,7 +157,10 @@ def entry_of(name: str) -> Entry:
 
 
 def recipe_class(name: str) -> Any:
-    """Return the class of a registered recipe, a subclass of `Recipe`; imports the module of a built-in recipe."""
+    """Return the class of a registered recipe, a subclass of `Recipe`; imports the module of a built-in recipe.
+
+    Raises UserError for an unknown name.
+    """
     member = recipes.get(name)
     if not isinstance(member, Entry):
         return member

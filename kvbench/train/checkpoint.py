@@ -62,7 +62,10 @@ def state_of(path: Path) -> dict[str, Any]:
 
 
 def restore(path: Path, optimiser: ShardedAdamW, steps: int) -> None:
-    """Load a checkpoint's tensors into the optimiser and its parameters. Raises SetupError if they do not fit."""
+    """Load a checkpoint's tensors into the optimiser and its parameters.
+
+    Raises SetupError if the file cannot be read, or if its tensors do not fit.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             optimiser.restore(file.get_tensor, steps)

@@ -26,9 +26,10 @@ def read_questions(
 ) -> Iterator[Question]:
     """Yield the questions of a data file, or of all data files in a folder.
 
-    A row is skipped if its prompt is empty, or if the file gives an answer for it and this answer is empty. A row is
-    also skipped if its prompt is longer than `max_prompt`, or leaves no room for an answer in the model's context.
-    Raises UserError for a row that has none of the forms in `data_rows`, or a value of a wrong form.
+    A row is skipped if its prompt has no token, or if training uses the row's own answer and this answer has no token
+    (a raw text of one token). A row is also skipped if its prompt is longer than `max_prompt`, or leaves no room for an
+    answer in the model's context. Raises UserError for a row that has none of the forms in `data_rows`, or a value of a
+    wrong form, such as an empty question.
     """
     prompting = prompting or Prompting()
     maker = _Maker.of(loaded, collection, prompting)
@@ -87,8 +88,8 @@ class _Maker:
         """Return a prompt and an answer (or None) made from a raw text.
 
         If the option `answers` is "data", the prompt is the first token and the answer is the rest of the text.
-        Otherwise the prompt is the beginning of the text, as long as `max_prompt` and the context allow. Then there is
-        no answer, because the model is to continue the text.
+        Otherwise the prompt is the beginning of the text: at most `max_prompt` tokens, and so few that the context has
+        room for `max_tokens` more. Then there is no answer, because the model is to continue the text.
         """
         ids = tuple(self.loaded.tokenizer(text, return_attention_mask=False, verbose=False)["input_ids"])
         if self.collection.answers == "data":

@@ -65,10 +65,10 @@ class Entry:
         about: one line for ``kvbench list recipes``.
         tasks: built-in tasks whose problems are the questions when the user gives no --data.
         traces, held_out: how many questions or examples to train on, and how many to hold out.
-        learns_from: what the recipe trains on: the model's answers to the questions, the questions alone, or examples
-            with answers (`kvbench.train.head_data`).
-        tested_on: what the held-out figures use. "answers": the model's answers to the held-out questions, collected
-            before the training. "questions": the questions; the recipe lets the model answer them for each figure.
+        learns_from: what the recipe trains on: answers to the questions (from the data or by the model), the questions
+            alone, or examples with answers (`kvbench.train.head_data`).
+        tested_on: what the held-out figures use. "answers": answers to the held-out questions, collected before the
+            training. "questions": the questions; the recipe lets the model answer them for each figure.
         dtype: number type of the loaded model; a recipe with the option `precision` ignores it.
         options: the recipe's own settings and their defaults. A recipe that learns from answers also has the settings
             of `kvbench.train.collection`. A recipe that learns from questions has only two of those settings,
@@ -97,19 +97,22 @@ class Entry:
                 raise UserError(f"preset {quote(name)} of a recipe sets {quote(setting)}, which the recipe lacks.")
 
     def defaults(self) -> dict[str, Any]:
-        """Return the default of every setting by name: settings of training, prompts, optimiser, answers and recipe."""
+        """Return the defaults of all settings that the recipe has, by name: those of training, prompts and so on."""
         counts = dict(zip(COUNTS, (self.traces, self.steps, self.lr, self.batch)))
         asking = {} if self.learns_from == "examples" else {**PROMPTING, **ASKING}
         collecting = DEFAULTS if self.learns_from == "answers" else {}
         return {**counts, **asking, **OPTIMISER, **collecting, **self.options}
 
     def dtype_for(self, options: Mapping[str, Any]) -> str:
-        """Return the number type in which to load the model. options: the recipe's settings by name."""
+        """Return the number type in which to load the model. options: the recipe's settings by name.
+
+        Raises UserError if the option `precision` is invalid.
+        """
         check_choices(options, precision=PRECISIONS)
         return str(options.get("precision", self.dtype))
 
     def preset_for(self, model: str, preset: str | None) -> str | None:
-        """Return the name of the preset that a training uses. preset: the user's choice, if any.
+        """Return the name of the preset that a training uses; None if it uses none. preset: the user's choice, if any.
 
         Raises UserError if the recipe lacks the preset.
         """

@@ -13,7 +13,7 @@ LEAST = 1e-4  # standard deviations are at least this, so that nearly constant i
 
 
 class Moments:
-    """Computes mean and variance of the scorer's inputs, [L, Hk, D] for L layers, Hk KV heads and D inputs.
+    """Computes mean and standard deviation of the scorer's inputs, [L, Hk, D]: L layers, Hk KV heads, D inputs.
 
     Evictions are added one at a time. No input is kept, because the inputs of one long answer take gigabytes. Mean and
     variance of each eviction are combined with those of earlier evictions in float64 (Chan, Golub, LeVeque 1983).

@@ -44,7 +44,7 @@ Take = Callable[[Choice], None]  # called with each layer's eviction, outside in
 
 
 def ignore(choice: Choice) -> None:
-    """Do nothing with an eviction. `Evictions` calls this function while it records no reading."""
+    """Do nothing with an eviction. `Evictions` passes evictions to this function while it records no reading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

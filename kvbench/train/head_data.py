@@ -56,7 +56,8 @@ def is_tiny(loaded: LoadedModel) -> bool:
 def examples(loaded: LoadedModel, count: int, seed: int, longest: int) -> list[Example]:
     """Return `count` examples: problems of lookup-8 for the built-in model, `passkey_examples` for other models.
 
-    longest: the most tokens of a text. Raises SetupError when `longest` or the model's context is too short for a text.
+    longest: the most tokens of a text; not used for the built-in model. Raises SetupError when `longest` or the context
+    of another model is too short for a text.
     """
     if is_tiny(loaded):
         return tiny_examples(count, seed)

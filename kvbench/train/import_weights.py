@@ -85,7 +85,7 @@ def read(source: Path, module: str) -> Checkpoint:
     """Read the tensors of the gate, the scorer or the surrogate in every layer of a checkpoint.
 
     module: the name of the module to read, `GATE`, `SCORER` or `SURROGATE` of `published_checkpoints`. Raises
-    SetupError when the source cannot be read or lacks tensors.
+    SetupError when the source cannot be read, or when its tensors are missing or damaged.
     """
     if not source.exists():
         raise SetupError(f"{quote(source)} does not exist; give a file or a folder.")

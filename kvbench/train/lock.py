@@ -18,7 +18,7 @@ def alone(out: Path) -> Iterator[None]:
     """Lock the folder `out` of a training while the block runs.
 
     If several processes share the training, only the first one takes the lock. Raises RunInUseError if another training
-    holds the lock.
+    holds or may hold the lock, SetupError if the lock file cannot be made.
     """
     if not is_first():
         yield

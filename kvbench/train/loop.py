@@ -129,7 +129,8 @@ class _Training:
             self.state["before"] = self.held_out()
 
     def advance(self) -> dict[str, float]:
-        """Take one step: update the parameters, and return the loss and the recipe's figures of the step's batch.
+        """Take one step: update the parameters; return the loss of the whole batch, and the recipe's figures for this
+        process's part of the batch.
 
         Raises SetupError when the loss or the gradient is not finite.
         """
@@ -167,8 +168,8 @@ class _Training:
             forget_after(int(self.state["step"]) - 1, self.out / HELD_OUT)  # they are computed again at this step
 
     def _continues(self) -> bool:
-        """Return whether this training can continue from the checkpoint: all settings are equal. Only the number of
-        steps may differ, if every step so far had the learning rate that this training gives it."""
+        """Return whether this training can continue from the checkpoint: model, recipe and all settings are equal. Only
+        the number of steps may differ, if every step so far had the learning rate that this training gives it."""
         theirs = {name: self.state.get(name) for name in self.named}
         steps, settings = int((theirs["settings"] or {}).get("steps", 0)), self.recipe.settings
         if theirs != self.named | {"settings": self.named["settings"] | {"steps": steps}}:
@@ -230,6 +231,8 @@ def rate(settings: Settings, step: int) -> float:
 
 def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     """Return text that names each setting in which a checkpoint and this training differ: ``steps 200, now 400``.
+
+    If the recipes differ, the text names only the recipes.
 
     theirs: settings in the checkpoint. ours: settings of this training.
     """

@@ -28,7 +28,8 @@ NAME = "default"  # peft's name for the adapter
 def check(model: Any, method: Method, more: Mapping[str, Any]) -> None:
     """Raise UserError for invalid settings of an adapter, SetupError if peft is missing.
 
-    method: the method that evicts during the training; more: the training's settings by name.
+    method: the method that evicts during the training; more: the training's settings by name. If these ask for no
+    adapter, nothing else is checked.
     """
     check_least(more, lora=0)
     if not more["lora"]:
@@ -85,7 +86,7 @@ def _places(model: Any, wanted: str) -> list[str]:
     """Return the full names of the decoder's linear layers that get an adapter.
 
     wanted: the last parts of the layers' names, separated by commas, such as "q_proj,v_proj"; "all": every one.
-    Raises UserError for an unknown name.
+    Raises UserError for an unknown name, or if the decoder has no linear layers.
     """
     inside = {id(module) for module in text_model(model).modules() if type(module) is torch.nn.Linear}
     inside.discard(id(model.get_output_embeddings()))

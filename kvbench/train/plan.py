@@ -204,7 +204,7 @@ def longest_item(kind: str, number: int, prompt: int, answer: int) -> Any:
 
 
 def _collecting(entry: Entry, settings: Mapping[str, Any], context: int, rehearsal: Rehearsal) -> list[Phase]:
-    """Return, in a list, the phase in which the model answers the questions; [] if the recipe needs no answers."""
+    """Return, in a list, the phase in which answers are collected; [] if the recipe does not learn from answers."""
     if entry.learns_from != "answers":
         return []
     collection, questions = Collection.of(settings), int(settings["samples"]) + entry.held_out

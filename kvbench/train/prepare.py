@@ -1,5 +1,7 @@
-"""Sets up a recipe for training: loads the model, collects questions or examples, and lets the model answer the
-questions if the recipe learns from answers."""
+"""Sets up a recipe for training: loads the model, and collects questions or examples.
+
+If the recipe learns from answers, the model answers the questions that have no given answer.
+"""
 
 from __future__ import annotations
 
@@ -62,10 +64,10 @@ def prepare(
     If the recipe learns from answers, the model answers the questions that have no given answer (`Question.given`).
 
     data: a file, folder or data set on the hub with questions or texts (`kvbench.train.data_place`); None: problems of
-    the built-in tasks. samples: the most questions or examples to train on; those that the recipe holds out do not
-    count. out: the folder of the training, where the answers are stored. prompting: how questions become prompts.
-    continue_from: a weights file of a finished training, or its folder; these weights are the initial values.
-    on_answer: called with the number of answers so far.
+    the built-in tasks, or the texts of a recipe that learns from examples. samples: the most questions or examples to
+    train on; those that the recipe holds out do not count. out: the folder of the training, where the answers are
+    stored. prompting: how questions become prompts. continue_from: a weights file of a finished training, or its
+    folder; these weights are the initial values. on_answer: called with the number of answers so far.
     """
     entry, prompting = entry_of(name), prompting or Prompting()
     check_choices(options, **CHOICES)
@@ -129,9 +131,12 @@ def _answered(
     out: Path,
     on_answer: Callable[[int], None] | None,
 ) -> tuple[list[Trace], Sequence[Question | Trace]]:
-    """Let the model answer the questions. Return the answers to train on, and the held-out data: answers, or questions.
+    """Let the model answer the questions that have no given answer; return the usable answers to train on, and the
+    held-out data.
 
-    asked: all settings that the answers depend on, except the questions.
+    The held-out data are answers. If the recipe is tested on questions, they are the questions, which are not answered
+    here. asked: all settings that the answers depend on, except the questions. Raises UserError if no answer to train
+    on, or no held-out answer, is usable.
     """
     ask_held_out = entry.tested_on == "answers"
     every = [*held_out, *questions] if ask_held_out else questions

@@ -151,7 +151,7 @@ def joined() -> Iterator[Processes]:
 def own_device(name: str) -> str:
     """Return the device of this process: ``cuda:N`` with its local rank N, so that each process has its own GPU.
 
-    If there is only one process or no GPU, or if the user chose one device, return `name`.
+    If there is only one process or no GPU, or if `name` is neither "auto" nor "cuda", return `name`.
     """
     if only_one() or name not in ("auto", "cuda") or not torch.cuda.is_available():
         return name

@@ -39,7 +39,9 @@ class Prompting:
         return {name: value for name, value in given.items() if value is not None} | style
 
     def reader(self, loaded: LoadedModel) -> ModelReader:
-        """Return the reader that makes prompts for a model; it uses the tokenizer's chat template if there is one.
+        """Return the reader that makes prompts for a model.
+
+        The reader uses the tokenizer's chat template if there is one, unless the prompt style is raw text.
 
         Raises UserError if the template cannot turn thinking on or off as the user asked. A model that never thinks
         counts as one with thinking off.

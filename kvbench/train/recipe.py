@@ -53,7 +53,10 @@ class Settings:
 
     @classmethod
     def of(cls, options: Mapping[str, Any], **numbers: Any) -> Settings:
-        """Return the settings of a training. options: the optimiser's settings and those of the recipe, by name."""
+        """Return the settings of a training. options: the optimiser's settings and those of the recipe, by name.
+
+        numbers: other attributes, such as `steps` and `lr`.
+        """
         optimiser = {name: options[name] for name in OPTIMISER if name in options}
         more = {name: value for name, value in options.items() if name not in OPTIMISER}
         return cls(**optimiser, more=more, **numbers)

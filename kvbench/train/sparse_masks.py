@@ -43,10 +43,10 @@ class Lifetimes:
         self._until[key][layer] = until.masked_fill_(gone, seen)
 
     def rehearse(self, key: int, layers: Mapping[int, int], seen: int, budget: int, device: torch.device) -> None:
-        """Record a made-up eviction after `seen` tokens that leaves `budget` entries in each head.
+        """Record a made-up eviction after `seen` tokens, for a rehearsal, which counts only the sizes of tensors.
 
-        key: the noise key of the sequence, under which the eviction is recorded. layers: number of heads by layer
-        index.
+        In each head it names `budget` kept entries, which are no real choice. key: the noise key of the sequence,
+        under which the eviction is recorded. layers: number of heads by layer index.
         """
         for layer, heads in layers.items():
             self(key, seen, layer, [torch.zeros(budget, dtype=torch.int64, device=device)] * heads)

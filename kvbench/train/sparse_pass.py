@@ -93,7 +93,7 @@ def add_up(
 ) -> torch.Tensor:
     """Compute the weighted sum of a loss over all answer tokens, and add its gradient to those of the parameters.
 
-    The weight of a token is that of its answer. Returns the sum, without a graph.
+    The weight of a token is that of its answer. Returns the sum as a leaf: its own backward pass reaches no parameter.
 
     Args:
         lifetimes: the log of the evictions in these sequences.

@@ -60,7 +60,8 @@ def make(
     """Estimate a table of a model ("tiny", a folder or a hub name), and write it to the folder `out`.
 
     samples: how many texts the model reads. on_example: called with the number of texts read so far. Raises SetupError
-    or UserError when the model cannot be loaded, or when this table cannot be estimated for this model.
+    or UserError when the model cannot be loaded, when this table cannot be estimated for this model, or when a file
+    cannot be written.
     """
     loaded = load(str(describe(model).folder or model), device=device)
     refuse_training(loaded)

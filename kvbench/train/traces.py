@@ -86,7 +86,8 @@ def built_in(
 ) -> list[Question]:
     """Return `count` problems of the tasks as questions: one problem of each task in turn.
 
-    held_out: take problems that no training uses.
+    held_out: take problems on which no recipe trains, the same for every `seed`. Raises UserError if a task has no
+    training problems.
     """
     drawn = [get_task(name) for name in tasks]
     if unknown := [t.name for t in drawn if t.suite != "synthetic"]:
@@ -139,15 +140,17 @@ def collect(
     on_answer: Callable[[int], None] | None = None,
     on_drop: Callable[[str], None] | None = None,
 ) -> list[Trace]:
-    """Let the model answer the questions with the full cache; return the usable answers in the questions' order.
+    """Let the model answer the questions with the full cache; return the usable answers as traces.
 
-    The model does not answer questions that have a given answer. Several processes divide the other questions among
-    them; at the end each process has all answers.
+    The traces have the order of the questions. The model does not answer questions that have a given answer: their
+    traces have the given answer. Several processes divide the other questions among them; each process returns all
+    traces. Raises SetupError if the answers of another process are not in `file`.
 
     Args:
         seed: the seed of the sampling noise.
         file: stores the answers; stored answers are not generated again. Required if `processes` has several processes.
-        on_answer: called with the number of answers so far: those stored earlier, and new ones of this process.
+        on_answer: called with the number of answers so far: those stored earlier, and new ones of this process. With
+            several processes, a last call counts the answers of all processes.
         on_drop: called with the reason for every answer that training does not use.
     """
     collection, asked = collection or Collection(), {q.name: q for q in questions}
@@ -182,7 +185,10 @@ def _ask(
     processes: Processes,
     on_answer: Callable[[int], None] | None,
 ) -> Answers:
-    """Let the model answer this process's share of those questions that have no stored answer; return all answers."""
+    """Let the model answer this process's share of those questions that have no stored answer.
+
+    Returns the answers of all processes. Raises SetupError if answers of other processes are not in `file`.
+    """
     answers: Answers = file.gather() if file else {}
     todo = [
         Request(

@@ -57,7 +57,7 @@ def read_corpus(folder: Path) -> dict[str, str]:
 
 
 def audit(corpus: Mapping[str, str], reports: Sequence[SelfTest]) -> Iterator[Row]:
-    """Run every program in every tier of the sandbox (a tier is one way to isolate a program), and yield one result per
+    """Run every program in every tier of `reports` (a tier is one way to isolate a program), and yield one result per
     program and tier. A tier whose self-test found a problem is left out."""
     adopt_orphans()
     attacks = [Attack.read(text, name) for name, text in corpus.items()]

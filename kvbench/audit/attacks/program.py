@@ -48,7 +48,8 @@ class Attack:
     def read(cls, text: str, name: str) -> Attack:
         """Parse the text of a hostile program.
 
-        `name` is the id if the header has none. Raises ValueError if the header lacks a required line.
+        `name` is the id if the header has none. Raises ValueError if the header lacks a required line: class, mode
+        or check.
         """
         head = dict(_HEADER.findall(text.partition("\n\n")[0]))
         try:
@@ -104,8 +105,11 @@ class Targets:
         return leftovers
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables for the grader: canaries (secrets that must not leak), and a TMPDIR whose
-        size `watch` measures."""
+        """Return all environment variables of the grader.
+
+        They hold canaries (secrets that must not leak), HOME, a TMPDIR whose size `watch` measures, and a few variables
+        of this process, such as PATH.
+        """
         kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
         return kept | {
             "PYTHONDONTWRITEBYTECODE": "1",

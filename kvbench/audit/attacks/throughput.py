@@ -16,10 +16,11 @@ _PROGRAM = "a, b = map(int, input().split())\nprint(a + b)\n"
 
 
 def measure(tier: Tier, programs: int = PROGRAMS, tests: int = TESTS) -> dict[str, Any]:
-    """Return two times in seconds: to grade `programs` programs, and to grade one program on `tests` tests.
+    """Measure two times in seconds: to grade `programs` programs, and to grade one program on `tests` tests.
 
-    The programs have one test each; every CPU core grades one program at a time. Raises BoxError if the sandbox fails,
-    and RuntimeError if a right program is graded as wrong.
+    Returns a dictionary with both times, the name of the tier, and the numbers of workers, programs and tests. The
+    programs have one test each; every CPU core grades one program at a time. Raises BoxError if the sandbox fails, and
+    RuntimeError if a right program is graded as wrong.
     """
     sandbox = Sandbox(tier, "")
     workers = len(os.sched_getaffinity(0))

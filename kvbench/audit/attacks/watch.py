@@ -1,4 +1,4 @@
-"""Observes a grader and its descendants while a hostile program runs: processes, threads, memory, disk, ports.
+"""Observes a grader and its descendants while a hostile program runs: processes, threads, memory, disk, a port.
 
 `watch` reads ``/proc`` every 20 ms, so it may miss a process or a peak that lasts less. Where memory is summed over
 processes, a page that several of them share counts once per process.
@@ -81,7 +81,7 @@ def watch(grader: subprocess.Popen[bytes], folder: Path, port: int | None, known
 
 
 def survivors(known: Iterable[int]) -> list[int]:
-    """Kill the processes that outlived the grader, and return the ids of these processes.
+    """Wait half a second, kill the processes that outlived the grader, and return the ids of these processes.
 
     The grader has ended, so every descendant that this process still has outlived the grader. known: ids of descendants
     that do not belong to the grader; they are left alone.
@@ -99,7 +99,7 @@ def survivors(known: Iterable[int]) -> list[int]:
 
 
 def disk_usage(folder: Path) -> int:
-    """Return the total bytes of the files below a folder, even of files whose paths are too long to be opened."""
+    """Return how many bytes of disk the files below a folder take, even files whose paths are too long to be opened."""
     total, waiting = 0, [os.open(folder, os.O_RDONLY | os.O_DIRECTORY)]
     while waiting:
         opened = waiting.pop()

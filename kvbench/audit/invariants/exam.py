@@ -138,9 +138,9 @@ class Exam:
         return self._bench(self.layouts[-1], tail=TAIL).run(requests)
 
     def limit(self, way: Way, request: Request) -> int:
-        """Return how many entries per KV head the budget allows right after an eviction.
+        """Return how many entries per KV head the budget allows a request right after an eviction.
 
-        way: the way of running, as in `main`.
+        The method must take a budget. way: the way of running, as in `main`.
         """
         budget = entry_budget(
             self.method, SHARE if way == "share" else self.budget, len(request.prompt_ids), self.group
@@ -219,7 +219,8 @@ class Exam:
         """Return the greedy tokens of the engine, and the greedy tokens of `model.generate` with an `EvictionCache`.
 
         Both continue the same two long prompts. If the method runs probes (extra tokens that the model reads against a
-        prompt's cache), both continue one long prompt only.
+        prompt's cache), both continue one long prompt only. Raises NotApplicable if no `EvictionCache` can be made for
+        this model and method.
         """
         rows = 1 if self.method.during("prefill").needs().probes else 2
         prompts = self.subject.prompts([self.size + LONG] * rows, seed=2)

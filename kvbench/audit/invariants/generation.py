@@ -1,7 +1,8 @@
 """The invariants of a generation: of its tokens, logits, memory and evictions.
 
 Each public function that has a docstring checks one invariant; the first line of the docstring states it. The function
-raises `Broken` if the invariant does not hold, and `NotApplicable` if it cannot be checked.
+raises `Broken` if the invariant does not hold, `NotApplicable` if it cannot be checked, and `Stopped` if a generation
+that it needs fails.
 """
 
 from __future__ import annotations

@@ -123,7 +123,8 @@ class Case:
 def load_cases(folder: Path) -> list[Case]:
     """Return all parity cases below a folder, sorted by path.
 
-    Raises UserError if there is no case, or if a case cannot be read.
+    Raises UserError if there is no folder or no case, or if the .json file of a case cannot be read or lacks a field.
+    The tensors of a case are read later.
     """
     if not folder.is_dir():
         raise UserError(f"parity folder {quote(folder)} does not exist or is no folder; give another.")

@@ -143,7 +143,8 @@ class ReferenceCache:
     def load(self, case: Case, step: int) -> None:
         """Replace all entries by those that the reference held before a step, with the columns that the file stores.
 
-        All other columns get the values with which they start. States are replaced only if the plan has `resume`.
+        All other columns get the values with which they start. One column is an exception: from the second step on,
+        `RANK` is the order in which the file stores the entries. States are replaced only if the plan has `resume`.
         """
         slots, self.seen = case.slots(step), case.seen[step]
         self.observed = 0 if step == 0 else self.seen
@@ -164,7 +165,10 @@ class ReferenceCache:
                 layer.update({n: torch.full((1,), x) for n, x in self.plan.resume(self.evictions).items()})
 
     def append(self, seen: int) -> None:
-        """Add one entry per new token in every layer, up to `seen` tokens in all."""
+        """Add one entry per new token in every layer, up to `seen` tokens in all.
+
+        The first call also shows the queries of these tokens to a method that needs all since the last eviction.
+        """
         first = self.seen == 0
         for layer in self.layers:
             layer.append(self.seen, seen)
@@ -313,7 +317,8 @@ def _compare(plan: CasePlan, case: Case, step: int, forced: bool, got: list[set[
 def tied(got: set[int], want: set[int], scores: dict[int, float] | None) -> bool:
     """Return whether `got` keeps the same tokens as the reference's `want`, apart from ties.
 
-    Tokens may differ if their reference scores tie with the lowest score that the reference keeps.
+    Tokens may differ if their reference scores tie with the lowest score that the reference keeps. They may not differ
+    if there are no scores, or if `got` and `want` have different sizes.
     """
     swapped = got ^ want
     if not swapped:

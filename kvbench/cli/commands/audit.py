@@ -127,7 +127,7 @@ def audit(
 def _chosen(names: list[str], every: bool, method_opts: list[str]) -> list[tuple[str, Method]]:
     """Return (name in tables, method with its options) for each method to audit.
 
-    Raises UserError if the user named no method, methods beside --all, or wrong options.
+    Raises UserError if the user named no method, an unknown method, methods beside --all, or wrong options.
     """
     if every and names:
         raise UserError("give methods or --all, not both.")
@@ -171,8 +171,9 @@ def _taken(name: str, owner: str | None, option: str, value: str) -> list[tuple[
     """Turn an option that the user typed into the (option, value) pairs that `choose.parse` takes for the method
     `name`.
 
-    The list is empty if the option belongs to another method, or if `name` holds its own options, as "gkv(alpha=0.9)"
-    does. owner: METHOD in METHOD.NAME=VALUE; None if the user typed NAME=VALUE.
+    The list is empty if the option belongs to another method, if the user typed NAME=VALUE and the method has no option
+    NAME, or if `name` holds its own options, as "gkv(alpha=0.9)" does. owner: METHOD in METHOD.NAME=VALUE; None if the
+    user typed NAME=VALUE.
     """
     if "(" in name:
         return []

@@ -23,8 +23,8 @@ def audit_sandbox(folder: Path, *, as_json: bool, throughput: bool, quiet: bool)
     """Run the hostile programs of `folder` in each tier that works here, and return exit code 1 if an attack succeeds,
     otherwise 0.
 
-    If the process runs as root, the programs run a second time as an ordinary user; if that fails, the function
-    prints a warning. Raises SetupError if no tier works.
+    If the process runs as root, the programs run a second time as an ordinary user; if that fails, the output says so.
+    Raises SetupError if no tier works.
     """
     from kvbench.audit.attacks.corpus import audit, read_corpus
     from kvbench.audit.attacks.grader import BY_NAME

@@ -108,7 +108,7 @@ def compare(
 def _check(
     typed: Mapping[str, Any], alone: str, new: str | None, others: Sequence[str], format: str, *, replay: bool
 ) -> None:
-    """Raise UserError for options that cannot be given together.
+    """Raise UserError for options that cannot be given together, and if NEW is missing.
 
     alone: the given option that takes BASE without NEW (--save, --plan); "" if there is none. others: the given options
     that need NEW.
@@ -269,7 +269,7 @@ def _summary(markdown: str, fenced: Callable[[str], str]) -> str:
     """Append Markdown to the file from which GitHub makes a job's summary page, and return "".
 
     If GITHUB_STEP_SUMMARY is not set, return the Markdown, to be printed. `fenced` puts the Markdown between lines that
-    keep GitHub from reading commands in this text.
+    keep GitHub from reading commands in this text. Raises SetupError if the file cannot be written.
     """
     path = os.environ.get("GITHUB_STEP_SUMMARY")
     if not path:

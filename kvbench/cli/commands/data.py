@@ -206,7 +206,8 @@ def _source(data: str | None, revision: str | None = None) -> Data:
 
 
 def _manifests(names: list[str], problems: Problems) -> dict[str, Manifest | None]:
-    """Return the manifest (source, size, hashes) of each named task's data; None for a task without data files."""
+    """Return the manifest (source, size, hashes) of each named task's data; None for a task without data files. Errors,
+    such as an unknown task, go to `problems`."""
     manifests: dict[str, Manifest | None] = {}
     for name in names:
         with problems.collect():
@@ -220,7 +221,8 @@ def _manifests(names: list[str], problems: Problems) -> dict[str, Manifest | Non
 
 
 def _about(name: str, manifest: Manifest | None, state: str) -> dict[str, Any]:
-    """Return the facts about a task's data that `check` and `fetch` print: state, source, licence and size."""
+    """Return the facts about a task's data that `check` and `fetch` print: state, source, licence and number of rows.
+    For a task without a manifest, return only its name and the state."""
     if manifest is None:
         return {"task": name, "state": state}
     where = manifest.hub or manifest.url or "bundled"
@@ -229,9 +231,12 @@ def _about(name: str, manifest: Manifest | None, state: str) -> dict[str, Any]:
 
 
 def _state(source: Data, name: str, manifest: Manifest) -> dict[str, Any]:
-    """Return the state of a task's data on this machine: "ok"; "sample" (the data folder has only a few rows, or
-    invented rows); "wrong" (rows or ids differ from the expected ones); or "missing". If data are there, the result
-    also has their source, number of rows and hashes."""
+    """Return a dictionary about a task's data on this machine.
+
+    Its `state` is "ok"; "sample" (the data folder has only a few rows, or invented rows); "wrong" (the data cannot be
+    read, or their rows or ids differ from the expected ones); or "missing". If the data can be read, the dictionary
+    also has their source, number of rows and hashes.
+    """
     try:
         if source.find(name, manifest) is None:
             return {"state": "missing", "note": "on the hub, not on this machine"}

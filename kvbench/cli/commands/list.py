@@ -167,8 +167,8 @@ def _nature(name: str, method: Any) -> dict[str, Any]:
 
 
 def _scope(method: Any) -> str:
-    """Return a short text that says which entries compete for a method's budget (``head``, for example), and whether
-    heads get uneven shares of the budget."""
+    """Return a short text that says which entries compete for a method's budget, for example ``head``. For a method
+    with this scope, the text also says whether heads get uneven shares of the budget."""
     return str(method.scope) if method.uniform or method.scope != "head" else "head, uneven"
 
 
@@ -243,7 +243,8 @@ def _kinds(tasks: list[Task]) -> str:
 
 
 def _kind(task: Task) -> str:
-    """Return the kind of place that a task's data come from: hub, web, bundled, generated or lm-eval."""
+    """Return the kind of place that a task's data come from: hub, web, bundled, generated or lm-eval. For gated data
+    the text ends with "(gated)"."""
     manifest = task.manifest
     if manifest is None:
         return "lm-eval" if task.name.startswith(LM_EVAL) else "generated"
@@ -282,8 +283,8 @@ def _task(name: str) -> dict[str, Any]:
 
 
 def _source(task: Task) -> str:
-    """Return the place that a task's data come from: a name on the hub or an address. If a task has neither, return the
-    kind of place (`_kind`)."""
+    """Return the place that a task's data come from: a name on the hub or a web address, and "(gated)" for gated data.
+    If a task has neither, return the kind of place (`_kind`)."""
     manifest = task.manifest
     place = manifest and (manifest.hub or manifest.url)
     return f"{place}{' (gated)' if manifest and manifest.gated else ''}" if place else _kind(task)

@@ -81,8 +81,9 @@ def _run() -> None:
 
 
 def _prepare(options: Any, from_file: dict[str, Any]) -> None:
-    """Register kvbench's model with lm-eval, and check the model's arguments before lm-eval reads the 14,000 files of
-    its own tasks. from_file: the settings in lm-eval's configuration file."""
+    """Register kvbench's model with lm-eval, set lm-eval's options for the model's device and arguments, and check the
+    arguments before lm-eval reads the 14,000 files of its own tasks. from_file: the settings in lm-eval's configuration
+    file."""
     from lm_eval.utils import simple_parse_args_string
 
     step("loading lm-eval, the model and lm-eval's 14,000 task files; this takes half a minute or more")

@@ -183,9 +183,10 @@ def replay(
 
 
 def _kinds(given: list[str] | None, flags: Mapping[str, Any], problems: Problems) -> list[type[Analysis]]:
-    """Return the analyses that --analysis names. flags: all options that the user typed.
+    """Return the analyses that --analysis names; none if it was not given. flags: the values of all options.
 
-    An option that has no effect on these analyses is an error. Errors go to `problems`.
+    Two things are errors: --sample without --analysis; and an option about methods or budgets, if all analyses use only
+    the full cache. Errors go to `problems`.
     """
     with problems.collect():
         if not given:

@@ -19,7 +19,8 @@ Attn = Literal["sdpa", "flash"]
 
 
 def check_attn(attn: Attn, device: torch.device, dtype: torch.dtype) -> None:
-    """Raise SetupError if flash-attn is not installed, UserError if it does not support the device or dtype."""
+    """Check `--attn flash`; any other `attn` passes. Raises SetupError if flash-attn is not installed, UserError if it
+    does not support the device or dtype."""
     if attn != "flash":
         return
     if importlib.util.find_spec("flash_attn") is None:

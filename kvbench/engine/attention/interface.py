@@ -165,7 +165,7 @@ class RoutedModel:
 
 
 def text_model(model: Any) -> Any:
-    """Return the language model of a vision-language model; any other model itself.
+    """Return a model's decoder, without vision part and output layer; the model itself if transformers finds none.
 
     The two parts of a vision-language model may have different attention implementations.
     """

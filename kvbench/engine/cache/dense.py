@@ -174,6 +174,7 @@ def _refuse_fewer(keep: torch.Tensor, count: int) -> None:
     """Raise BudgetViolation if a head keeps fewer than `count` entries. keep: [b, Hk, n] bool, the kept entries.
 
     A slot has one length for all its heads: a head with fewer entries would show dropped entries as if it held them.
+    While `Evictor.tick` runs, the check is delayed, as `eviction.checks.gathered` says.
     """
     missing = (count - keep.sum(dim=-1)).amax().clamp(min=0)
     refuse(missing, lambda n: BudgetViolation(f"a head kept {count - n} entries; the dense layout needs {count}."))

@@ -147,7 +147,8 @@ def _check_latent(g: LayerGeometry, method: Method) -> None:
 
 
 def check_prefill(method: Method, prefill: str, name: str = "") -> None:
-    """Raise UserError when a method does not work with chunked prefill. name: the method's name, for the error text."""
+    """Raise UserError if `prefill` is "chunked" and the method does not work with chunked prefill. name: the method's
+    name, for the error text."""
     needs, label = method.during("prefill").needs(), quote(name or type(method).__name__)
     whole = "runs probes over" if needs.probes else "reads the hidden states of" if needs.prompt_hidden == WHOLE else ""
     if prefill == "chunked" and whole:

@@ -221,11 +221,17 @@ class SlotCache(ABC):
 
     @abstractmethod
     def live_bytes(self, slot: int) -> int:
-        """Return the bytes that a slot's sequence uses now: `stored_bytes` and all entries, also of sliding windows."""
+        """Return the bytes that a slot's sequence uses now: `stored_bytes` and all entries, also of sliding windows.
+
+        In a paged cache, a page that holds an entry counts as a whole.
+        """
 
     @abstractmethod
     def extra_bytes(self, slot: int) -> int:
-        """Return the part of `live_bytes` that holds neither keys nor values: positions, columns, `stored_bytes`."""
+        """Return the part of `live_bytes` that holds neither keys nor values: positions, columns, `stored_bytes`.
+
+        Sliding-window layers store no positions and no columns.
+        """
 
     @abstractmethod
     def bytes(self) -> int:

@@ -37,7 +37,8 @@ class Division:
     parts: tuple[Part, ...]
 
     def line(self) -> str:
-        """Return a sentence that says how many layers each GPU holds."""
+        """Return a sentence that says how many layers each GPU holds, and that decode steps run without CUDA graph and
+        compiled layers."""
         held = (f"{len(part.layers)} on {part.device}" for part in self.parts)
         return (
             f"--device-map auto: layers are divided among {len(self.parts)} GPUs ({', '.join(held)}); decode steps run "
@@ -52,11 +53,12 @@ class Division:
 
 
 def divide(config: Any, device_map: str, device: str, dtype: torch.dtype) -> Division | None:
-    """Divide a model among the visible GPUs; None if it stays on one device.
+    """Divide a model among the visible GPUs; None if `device_map` is "none" or only one GPU is visible.
 
-    config: the model's configuration; device_map, device: the settings of these names. Raises SetupError if there is no
-    GPU, if accelerate is not installed or if the weights are too large. Raises UserError for a model that cannot be
-    divided, or if `device` names a single GPU.
+    config: the model's configuration; device_map, device: the settings of these names. With `device_map` "auto", raises
+    SetupError if there is no GPU, and UserError if `device` names a single GPU. With several GPUs, it also raises
+    SetupError if accelerate is not installed or the weights are too large, and UserError for a model that cannot be
+    divided.
     """
     if device_map == "none":
         return None

@@ -17,8 +17,8 @@ from kvbench.eviction.own_attention import OwnAttention
 def own_attention(model: Any, geometry: Sequence[LayerGeometry], classes: Sequence[str]) -> dict[int, OwnAttention]:
     """Return the attention module of every layer that is evicted, by the layer's index; {} if `classes` is empty.
 
-    classes: the names of the classes that the method can read. Raises UserError when a layer's attention is of another
-    class, or when the model has no rotary embedding that all its layers share.
+    classes: the names of the classes that the method can read. Raises UserError when the attention of an evicted
+    layer is of another class, or when the model has no rotary embedding that all its layers share.
     """
     if not classes:
         return {}

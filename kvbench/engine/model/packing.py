@@ -44,7 +44,7 @@ def large_linears(model: Any) -> list[Any]:
 
 
 def packed_from(bytes_of_all: int, dtype: torch.dtype) -> int | None:
-    """Return the smallest number of rows for which a model's layers are packed on a CPU; None: never.
+    """Return the smallest number of rows for which a model's large linear layers are packed on a CPU; None: never.
 
     bytes_of_all: bytes of all weights of the model; they must not be quantised.
     """
@@ -55,7 +55,7 @@ def packed_from(bytes_of_all: int, dtype: torch.dtype) -> int | None:
 
 
 def packs(model: Any, rows: int) -> bool:
-    """Return whether `packed_linears` packs weights of this model for inputs of `rows` rows."""
+    """Return whether `packed_linears` packs this model's large linear layers, if any, for inputs of `rows` rows."""
     parameters = list(model.parameters())
     dtype = parameters[0].dtype
     fewest = packed_from(sum(p.numel() * p.element_size() for p in parameters), dtype)

@@ -20,11 +20,12 @@ from kvbench.eviction.learned import LearnedWeights
 
 
 def supply(method: Method, loaded: LoadedModel, scratch: Path) -> tuple[Method, LoadedModel]:
-    """Return the method and the model, changed so that the method finds its weights or table.
+    """Return the method with the path of its weights or table as option, and the model.
 
-    If the model's folder has no such file, the function writes one with random numbers to a folder under `scratch`,
-    where later calls find it. A method whose option already has a path is not changed. Raises UserError for weights of
-    unknown shapes.
+    If the model's folder has no such weights or table, the function writes them with random numbers to a folder under
+    `scratch`, unless an earlier call has written them. The returned model then has this folder as its own. A method
+    that needs no weights or table, or whose option already has a path, is returned unchanged. Raises UserError for
+    weights of unknown shapes.
     """
     weights = method.weights()
     if weights is None or weights.path != "auto":

@@ -139,6 +139,7 @@ def known_shape(config: Any, load: Callable[[], LoadedModel]) -> tuple[ModelShap
 def estimate_shape(config: Any) -> ModelShape:
     """Estimate the shape of a model from common fields of its configuration, for a plan that must not load the model.
 
+    All layers count as equal attention layers: the estimate has no sliding windows and no states of recurrent layers.
     Raises UserError when the model is not supported, ProbeFailed when the configuration lacks these fields or the model
     cannot be built without weights.
     """

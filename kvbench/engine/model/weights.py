@@ -83,9 +83,9 @@ def config_hash(config: Any) -> str:
 def save_weights(
     path: Path, kind: str, tensors: Mapping[str, torch.Tensor], base: Base, *, made: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Write a file of weights and its card; return the card. made: the card's facts on how the weights were made.
+    """Write a file of weights in float32 and its card; return the card.
 
-    Raises SetupError when a file cannot be written.
+    made: the card's facts on how the weights were made. Raises SetupError when a file cannot be written.
     """
     data = save({name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()})
     card = {
@@ -123,7 +123,8 @@ def load_weights(
     fingerprints are not compared.
 
     Raises:
-        SetupError: the file or its card is missing, damaged, or does not fit the model or the method's options.
+        SetupError: the file or its card is missing, unreadable or damaged, or does not fit the model or the method's
+            options.
         UserError: the method needs trained weights, no path was given, and the model's folder has none.
     """
     path = find(weights, model_folder, _name(config, model_folder))
@@ -194,7 +195,7 @@ def _name(config: Any, folder: Path | None) -> str:
 
 
 def read_card(weights: Path) -> dict[str, Any]:
-    """Return the card of a file of weights. Raises SetupError if it is missing or damaged."""
+    """Return the card of a file of weights. Raises SetupError if the card is missing, unreadable or damaged."""
     path = card_path(weights)
     try:
         card = json.loads(path.read_text(encoding="utf-8"))

@@ -20,7 +20,7 @@ def _fits(prompt_len: int, recent: int, budget: int) -> bool:
 
 @dataclass(frozen=True)
 class PromptPart(Method):
-    """The part of `scope` that evicts the prompt: method `inner` keeps int(share x budget) entries in every head.
+    """The part of `scope` that evicts the prompt: method `inner` keeps int(share x budget) entries per head on average.
 
     A prompt stays whole if the budget has room for it and for `recent` + 1 tokens of the answer.
     """

@@ -18,9 +18,9 @@ class Facts:
     """What a press reads beside keys and values, and how many entries it always keeps.
 
     Attributes:
-        hidden: the tokens whose hidden states the press reads. "last": the newest token; "window": the newest
-            `window_size` + 1 tokens; "many": any number of tokens, over which it computes statistics; "every": the
-            token of each entry, so the press can score prompts only.
+        hidden: the tokens whose hidden states the press reads. "none": no token; "last": the newest token; "window":
+            the newest `window_size` + 1 tokens; "many": any number of tokens, over which it computes statistics;
+            "every": the token of each entry, so the press can score prompts only.
         stays: the names of the options whose sum is the number of entries that always stay.
         weights: the matrices of the model that the press reads.
         future: whether the press predicts the attention of coming tokens. Such a press assumes that it gets one hidden

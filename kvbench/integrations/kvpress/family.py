@@ -18,8 +18,11 @@ BUFFER = 256  # as in kvpress's DecodingPress
 
 
 def canonical(name: str) -> str:
-    """Return a press's name as kvpress spells it; case does not matter. Raises UserError for an unknown press, or for
-    one that cannot run, and SetupError without kvpress."""
+    """Return a press's name as kvpress spells it; case does not matter.
+
+    Raises UserError for an unknown press, or for one that cannot run. Raises SetupError if kvpress, or a package that
+    it imports, is missing, or if kvpress has another version than `facts.VERSION`.
+    """
     plain = name.strip().lower()
     spelled = {press.lower(): press for press in (*PRESSES, *REFUSED)}
     if plain not in spelled:

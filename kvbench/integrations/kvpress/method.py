@@ -129,7 +129,10 @@ class PressMethod(Method):
         return torch.stack([self._scores(view, row, order[row]) for row in range(len(order))])
 
     def _scores(self, view: LayerView, row: int, order: torch.Tensor) -> torch.Tensor:
-        """Return the scores [Hk, N] of one sequence. order: the indices of its entries in text order, [Hk, N]."""
+        """Return the scores [Hk, N] of one sequence. order: the indices of its entries in text order, [Hk, N].
+
+        Raises UserError if the heads hold different numbers of entries, or if kvpress fails.
+        """
         held = view.held()[row]
         if not bool((held == held[0]).all()):
             raise UserError(f"{type(self).__name__} needs equally many entries in all heads. Use another method.")
@@ -165,8 +168,8 @@ class LayeredPressMethod(PressMethod):
 
 
 def ratio(entries: int, budget: int) -> float:
-    """Return the compression ratio 1 - budget / entries, rounded down where kvpress would otherwise keep fewer than
-    `budget` entries."""
+    """Return the compression ratio 1 - budget / entries, at least 0, rounded down where kvpress would otherwise keep
+    fewer than `budget` entries."""
     removed = max(0.0, 1 - budget / entries)
     while int(entries * (1 - removed)) < min(budget, entries):
         removed -= 2.0**-53
@@ -208,7 +211,10 @@ def _seeded(view: LayerView, row: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _handle(attention: OwnAttention | None) -> Iterator[Any]:
-    """Yield the layer's attention module, which has the attribute `rotary_emb` for kvpress while the block runs."""
+    """Yield the layer's attention module, which has the attribute `rotary_emb` for kvpress while the block runs.
+
+    Yields None if `attention` is None.
+    """
     if attention is None:
         yield None
         return

@@ -52,7 +52,8 @@ def _field(press: type, parameter: inspect.Parameter) -> tuple[str, Any, Any]:
 
 
 def _help(press: type, name: str) -> str:
-    """Return the first sentence that a press's docstring says about a parameter; "" if it says none."""
+    """Return the first sentence that a press's docstring says about a parameter, with a small first letter and without
+    its full stop; "" if the docstring says none."""
     text = inspect.cleandoc(press.__doc__ or "")
     found = re.search(rf"^{name}\s*:.*\n((?:[ \t]+.*\n?)+)", text, flags=re.MULTILINE)
     sentence = re.split(r"(?<=\.)\s", " ".join(found[1].split()))[0] if found else ""

@@ -130,7 +130,7 @@ class Losses:
 class Analysis(ABC):
     """The base class of analyses. Each instance analyses one task.
 
-    `tally` holds the sums from which the analysis computes its table.
+    `tally` holds the sums from which most analyses compute their tables.
     """
 
     name: ClassVar[str] = ""
@@ -177,7 +177,8 @@ class MethodAnalysis(Analysis):
     def moment(self, moment: Moment) -> None:
         """Receive the entries that the eviction method holds.
 
-        Called when a block of the answers (`--interval` tokens) begins, and at the end of the answers.
+        Called when a block of the answers (`--interval` tokens) begins, after any eviction at this point, and at the
+        end of the answers.
         """
 
     def attended(self, look: Look) -> None:

@@ -41,8 +41,8 @@ class Density(MethodAnalysis):
             self.tally.add((moment.chosen, when, i), moment.traces, **sums)
 
     def rows(self) -> list[Row]:
-        """Return rows of results per bin of positions: one for the moments at which blocks of the answer (`--interval`
-        tokens) begin, and one for the end of the answer.
+        """Return rows of results per method, budget and bin of positions: one for the moments at which blocks of the
+        answer (`--interval` tokens) begin, and one for the end of the answer.
 
         Columns: when ("evictions": the moments at which blocks begin; "end": the end), low and high (the bin's limits).
         """
@@ -76,7 +76,8 @@ class Density(MethodAnalysis):
 
     @staticmethod
     def table(rows: Sequence[Row]) -> Table:
-        """Return, for each method and budget, the mean share of tokens kept in each fifth of the sequence."""
+        """Return the mean share of tokens kept in each fifth of the sequence, in a line per task, method, budget and
+        value of the column `when`."""
         fifths: dict[tuple[str, ...], dict[int, list[float]]] = {}
         for row in rows:
             if row["kept"] is None:  # short sequences may leave a bin without tokens

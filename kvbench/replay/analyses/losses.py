@@ -2,8 +2,8 @@
 
 After ForesightKV (arXiv 2602.03203, Table 8). The loss of a token of an answer is its negative log-likelihood. The rise
 is the token's loss under eviction minus its loss with the full cache, or 0 if the difference is negative. The rises of
-all occurrences of a vocabulary token are added up. The table has, per method, the `MOST` vocabulary tokens with the
-largest sums:
+all occurrences of a vocabulary token are added up. The table has, per method and budget, the `MOST` vocabulary
+tokens with the largest sums:
 
     count      number of occurrences
     questions  number of questions whose answers have the token; questions of one cluster count as one
@@ -32,7 +32,7 @@ MOST, SHOWN = 50, 8
 
 @dataclass(slots=True)
 class _Sums:
-    """The sums over all occurrences of one vocabulary token under one method."""
+    """The sums over all occurrences of one vocabulary token under one method at one budget."""
 
     count: int = 0
     rise: float = 0.0
@@ -65,7 +65,8 @@ class LossRises(MethodAnalysis):
                 of.most = max(of.most, (rise, place, position), key=lambda most: most[0])
 
     def rows(self) -> list[Row]:
-        """Return a row of results per method, budget and token, the largest sums of rises first."""
+        """Return up to `MOST` rows of results per method and budget: a row per token, for the tokens with the largest
+        sums of rises, the largest sum first."""
         return [row for chosen, sums in self._sums.items() for row in self._largest(chosen, sums)]
 
     def _largest(self, chosen: Chosen, sums: dict[int, _Sums]) -> list[Row]:
@@ -121,5 +122,6 @@ def _first(rows: Sequence[Row]) -> list[Row]:
 
 
 def _shown(row: Row) -> str:
-    """Return a token as a table shows it: untrusted text without control characters, and its id."""
+    """Return a token as a table shows it: the first 24 characters of its text in quotation marks, with control
+    characters escaped, and its id."""
     return f"{terminal.clean(repr(row['text']))[:24]} {row['token']}"

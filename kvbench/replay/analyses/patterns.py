@@ -75,7 +75,7 @@ class Patterns(AttentionAnalysis):
             )
 
     def rows(self) -> list[Row]:
-        """Return a row of results per query head: its mean shares and its kind.
+        """Return a row of results per layer and query head: its mean shares and its kind.
 
         Columns: kind (the kind of tokens with the largest mean share), answers (the share of the answers in which the
         head has this kind).

@@ -99,7 +99,8 @@ class Persistence(AttentionAnalysis):
 
     @staticmethod
     def table(rows: Sequence[Row]) -> Table:
-        """Return, for each layer and distance h, the mean, least and largest persistence of its KV heads."""
+        """Return, for each layer and distance h, the mean, least and largest persistence of the layer's KV heads, and
+        their mean chance."""
         layers: dict[tuple[str, int, int], list[Row]] = {}
         for row in rows:
             layers.setdefault((row["task"], row["layer"], row["steps"]), []).append(row)

@@ -36,7 +36,7 @@ def with_error(row: Row, figure: str) -> dict[str, float]:
 def lines(
     name: str, title: str, points: Sequence[dict[str, Any]], *, x: str, y: str, about: str = "", log: bool = False
 ) -> list[Figure]:
-    """Return a list with one figure, lines through points; [] if there are no points.
+    """Return a list with one figure, lines through points; [] if no point has y.
 
     points: dictionaries with panel, line, x, y, low and high; points without y are left out. about: the first part of
     the caption. log: whether the x axis is logarithmic, to base 2, with a mark at each x.

@@ -65,16 +65,16 @@ class Matrix:
     left_out: int
 
     def between(self, a: str, b: str) -> Difference | None:
-        """Return the mean score of method `a` minus that of method `b`; None if `a` and `b` are the same method or
-        share no question."""
+        """Return the comparison of method `a`, as the first method, with method `b`; None if `a` and `b` are the same
+        method or share no question."""
         if (a, b) in self.pairs:
             return self.pairs[a, b]
         return self.pairs[b, a].reversed() if (b, a) in self.pairs else None
 
 
 def matrices(scored: Scored) -> list[Matrix]:
-    """Return one matrix per budget of a task; if no method has a budget, a single matrix. scored: the scores of the
-    task."""
+    """Return one matrix per budget of a task; if no method has a budget, a single matrix. A matrix with fewer than two
+    methods is left out. scored: the scores of the task."""
     budgets = scored.budgets or [named(None)]
     chosen = {budget: _methods(scored, budget) for budget in budgets}
     found = _differences(scored, [pair for budget in budgets for pair in _pairs(scored, budget, chosen[budget][0])])
@@ -92,8 +92,8 @@ def matrices(scored: Scored) -> list[Matrix]:
 
 
 def _pairs(scored: Scored, budget: str, cells: list[Cell]) -> Iterator[Pair]:
-    """Yield all pairs of cells. The second cell of a pair has the higher mean, because `stats.judge` counts drops from
-    the second cell's score."""
+    """Yield all pairs of cells. The second cell of a pair has the higher or an equal mean, because `stats.judge` counts
+    drops from the second cell's score."""
     means = {(cell.method, named(cell.budget)): cell.score.mean for cell in scored.table.cells}
     for a, b in itertools.combinations(cells, 2):
         yield (budget, a, b) if means[a] <= means[b] else (budget, b, a)

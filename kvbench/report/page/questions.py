@@ -132,8 +132,8 @@ def _in_turn(wanted: dict[str, list[str]]) -> Iterator[tuple[str, str]]:
 
 
 def _rows(folders: Sequence[Path], wanted: dict[str, list[str]]) -> pd.DataFrame:
-    """Return, for each wanted question and every cell, the row of one sample with its texts: the first sample with the
-    status ok or, if no sample has this status, the first sample. wanted: the questions of each task."""
+    """Return, for each wanted question and every cell of each run, the row of one sample with its texts: the first
+    sample with the status ok or, if no sample has this status, the first sample. wanted: the questions of each task."""
     import pandas as pd
     import pyarrow.compute as pc
 
@@ -176,8 +176,8 @@ def _question(task: str, name: str, rows: pd.DataFrame, shared: dict[str, dict[s
 
 
 def _open(questions: Sequence[dict[str, Any]]) -> None:
-    """Add `opening` to each question: the first words by which the question's prompt differs from the other prompts of
-    the task."""
+    """Add `opening` to each question: the first words by which the question's prompt differs from the prompts of the
+    task's other questions in `questions`, or the prompt's first words if all these prompts begin with it."""
     prompts: dict[str, list[str]] = {}
     for question in questions:
         prompts.setdefault(question["task"], []).append(question["prompt"][0])

@@ -25,8 +25,8 @@ def shown(text: str) -> str:
 
 
 def cut(text: str, where: str, most: int = MOST) -> tuple[str, str]:
-    """Return at most `most` bytes of a text, and a note on where to find the rest. The note is empty if nothing is cut.
-    where: where the whole text is stored, in words."""
+    """Return at most `most` bytes of a text, cleaned by `shown`, and a note on where to find the rest. The note is
+    empty if nothing is cut. where: where the whole text is stored, in words."""
     data = shown(text).encode()
     note = f"[cut: {len(data)} bytes in all, {where}]" if len(data) > most else ""
     return data[:most].decode(errors="ignore"), note

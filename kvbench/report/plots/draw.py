@@ -28,7 +28,7 @@ def check() -> None:
 
 def svg(figure: Figure, theme: Theme = "light") -> str:
     """Draw the figure as SVG. Ids in the SVG begin with the figure's name and the theme, so that one page can hold
-    several SVGs."""
+    several SVGs. Raises SetupError without vl-convert."""
     check()
     import vl_convert
 

@@ -70,8 +70,8 @@ def _layers(value: str, hints: Sequence[str]) -> list[Spec]:
 
 
 def _place(rows: Sequence[str], columns: Sequence[str], x: str | None, side: float) -> Spec:
-    """Return the encoding of both axes. The labels of columns are turned upright if they do not fit side by side.
-    side: the width of a square."""
+    """Return the encoding of both axes. The labels of all columns are vertical if the longest is wider than a
+    square. side: the width of a square."""
     upright = LETTER * max(map(len, columns)) > side
     label: Spec = {"ticks": False, "labelLimit": NAMES}
     return {

@@ -27,8 +27,8 @@ ABOUT = (
 
 
 def map_figures(report: ScoreReport, points: Sequence[Point]) -> Iterator[Figure]:
-    """Yield a map for each family of tasks with at least two subtasks. Then yield a map for each task with at least two
-    categories that was run at two or more lengths."""
+    """Yield a map for each family of tasks of which at least two subtasks have scores. Then yield a map for each task
+    that was run at two or more lengths and of which at least two categories have scores."""
     yield from _subtasks(points)
     yield from _categories(report, points)
 
@@ -108,5 +108,6 @@ def _spec(title: str, squares: Sequence[Point], rows: Sequence[str], lengths: Se
 
 
 def _stem(text: str) -> str:
-    """Return the text in the form that it has in a file's name: lower case, with hyphens in place of other signs."""
+    """Return the text in the form that it has in a file's name: in lower case, with hyphens in place of all signs but
+    ASCII letters and digits."""
     return "".join(c if c.isascii() and c.isalnum() else "-" for c in text.lower()).strip("-")

@@ -30,8 +30,8 @@ def points(report: ScoreReport) -> list[Point]:
 
 
 def only(points: Sequence[Point], *fields: str) -> list[Point]:
-    """Return the points with only the fields in `fields` and in IDENTITY. Of these, the fields whose value is None are
-    left out."""
+    """Return the points with only the fields in `fields` and in IDENTITY. A field is left out of a point in which its
+    value is None."""
     return [{f: p[f] for f in (*IDENTITY, *fields) if p.get(f) is not None} for p in points]
 
 

@@ -53,7 +53,8 @@ class Paired:
         """Return the smallest true drop that the test finds with this power, two-sided at `alpha`.
 
         If all differences are equal, they have no spread from which a drop could be computed. The drop then comes from
-        the number of clusters alone (`whole_questions_drop`). NaN if there are too few clusters for a test.
+        the number of clusters alone (`whole_questions_drop`). NaN if there are too few clusters for a test, or if the
+        test finds no drop.
         """
         if self.test == "equal differences":
             return whole_questions_drop(self.clusters, alpha=alpha, power=power)

@@ -56,7 +56,8 @@ def _random_parts(values: Floats, permutations: int, seed: int) -> Floats:
 
 
 def least_p(clusters: int) -> float:
-    """Return the smallest p that the test by sign flips can give with this number of clusters."""
+    """Return the smallest p that the test by sign flips can give with this number of clusters if it tries all patterns
+    of signs."""
     return 2.0 ** (1 - clusters)
 
 

@@ -37,7 +37,7 @@ HIDDEN = 2.0  # factor for the skewness, of which few questions show only a part
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regression:
     """The new version's scores minus the base's. `low`: lower bound of the difference, one-sided at 95%; NaN if there
-    are too few questions for a bound."""
+    are too few clusters for a bound."""
 
     p: float
     p_sign_flip: float

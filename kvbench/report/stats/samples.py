@@ -43,7 +43,10 @@ def by_length(scores: Scores) -> Iterator[tuple[list[int], Floats]]:
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
     """Return the unbiased estimate of pass@k: the chance that k of n samples, drawn without replacement, contain a
-    right sample. With c right samples (`correct`) the estimate is 1 - C(n-c, k) / C(n, k)."""
+    right sample. With c right samples (`correct`) the estimate is 1 - C(n-c, k) / C(n, k).
+
+    Raises ValueError unless 1 <= k <= n and 0 <= correct <= n.
+    """
     if not 0 <= correct <= n or not 1 <= k <= n:
         raise ValueError(f"pass@{k} needs 1 <= k <= n and 0 <= correct <= n, not n={n}, correct={correct}")
     if n - correct < k:
@@ -52,7 +55,10 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 
 
 def mean_pass_at_k(scores: Scores, k: int) -> float:
-    """Return pass@k averaged over questions. A sample counts as right when its score is 1."""
+    """Return pass@k averaged over questions. A sample counts as right when its score is 1.
+
+    Raises ValueError if a question has fewer than k samples.
+    """
     return sum(pass_at_k(len(q), sum(s == 1 for s in q), k) for q in scores) / len(scores)
 
 

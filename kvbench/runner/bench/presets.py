@@ -79,7 +79,8 @@ class Preset:
 
 
 def short(tokens: int | None) -> str:
-    """Return a number of tokens as the papers write it: 32K for 32768. Other numbers stay as they are."""
+    """Return a number of tokens as the papers write it: 32K for 32768. A number that is no multiple of 1024 stays as it
+    is."""
     return f"{tokens // 1024}K" if tokens and tokens % 1024 == 0 else str(tokens)
 
 

@@ -84,14 +84,14 @@ class Measured:
     a baseline.
 
     Attributes:
-        load: the requested load; decoded: the number of sequences that fitted into memory, 0 if not even one did.
+        load: the requested load; decoded: number of sequences decoded at once, 0 if not even one fitted into memory.
         failure: why the system has no figures: "out of memory" and the cause; None if it was measured.
         fitting: how many sequences fit into memory according to the plan of a run; for a baseline, according to the
             plan for the method `full`.
         random_weights: whether the method's trained weights were replaced by random ones.
         seconds: wall time of the second generation of a round.
         first_seconds: time until every sequence had its first token; None if the system does not report it.
-        peak_bytes: most bytes allocated on the GPU, with the weights; None on a CPU.
+        peak_bytes: most bytes allocated on the GPU, with the weights; None on a CPU and for vLLM.
         entries: entries per layer and KV head, a mean over sequences and steps; kv_bytes: most KV bytes of a sequence.
         roofline_share: decoded tokens per second of wall time, divided by the most that this machine's memory and
             processor allow with `entries` in the cache.

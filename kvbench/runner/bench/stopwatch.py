@@ -22,7 +22,7 @@ class Timing:
         first, first_wall: seconds until every sequence had its first token, by `clock` and in wall time; None where
             this is not known.
         usages: the engine's record of each sequence; empty for a baseline, which is another system than the engine.
-        peak_bytes: most bytes allocated on the GPU; None on a CPU.
+        peak_bytes: most bytes allocated on the GPU; None on a CPU and for vLLM.
         costs: seconds per generated token in each whole stretch of the answers (`Setting.stretch` successive tokens),
             measured by `clock`.
     """

@@ -60,7 +60,7 @@ class System(ABC):
         self.run(ids, min(WARM_UP, tokens))
 
     def attention(self, ids: torch.Tensor, tokens: int, bandwidth: float) -> tuple[AttentionTime, ...]:
-        """Time the attention of a decode step with each backend; () if the system has only one backend.
+        """Time the attention of a decode step with each backend; () for a baseline, and on a CPU.
 
         bandwidth: bytes that a copy moves per second.
         """
@@ -254,7 +254,7 @@ _BASELINES: dict[str, Callable[[Setting, LoadedModel], System]] = {s.name: s for
 
 
 def systems(setting: Setting, loaded: LoadedModel) -> list[System]:
-    """Return all systems of a setting, methods first. Raises UserError for a baseline that cannot run here."""
+    """Return all systems of a setting, methods first. Raises UserError for a system that cannot run here."""
     methods = [EngineSystem(setting, loaded, member) for member in setting.members]
     return [*methods, *(_BASELINES[name](setting, loaded) for name in setting.baselines)]
 

@@ -68,7 +68,7 @@ class RayExecutor:
     address: the cluster's address, as `ray.init` takes it. None: the address in RAY_ADDRESS; without this variable, a
     new cluster on this machine, which ends with the run. workers: the number of workers. None: one per GPU that the
     cluster has now; in a run without GPUs, one per machine. gpus: reserve a GPU per worker. Raises SetupError if Ray
-    does not answer.
+    does not answer. Raises UserError or SetupError if the run uses GPUs and Ray has too few of them.
     """
 
     name: str = "ray"
@@ -139,7 +139,7 @@ class RayExecutor:
     def stop(self, seconds: float) -> None:
         """Let all actors end their workers at the same time, then end the actors.
 
-        If this run started Ray, end Ray too.
+        Unless this process used Ray before, leave the cluster too; a cluster that this run started ends then.
         """
         with suppress(self._errors):
             ends = [actor.stop.remote(seconds) for actor in self._actors.values()]

@@ -179,7 +179,7 @@ class SlurmExecutor:
             yield from self._poll(worker, self._running[worker])
 
     def _submit(self) -> None:
-        """Submit the shares of all workers as one Slurm array."""
+        """Submit all shares that are not submitted yet, as one Slurm array. Raises SetupError if Slurm refuses them."""
         if not self._shares:
             return
         shares, self._shares = self._shares, {}

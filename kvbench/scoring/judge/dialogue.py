@@ -40,8 +40,9 @@ def rate_dialogue(services: Services, doc: Doc, answers: Answers) -> Score:
     """Return the judge's scores of a dialogue: value = mean overall score / 10, aux: the mean on each of 6 dimensions.
 
     Aux `overall_1`, ... has each turn's overall score, `rated` the number of turns with scores, `invalid` the number of
-    the judge's replies without scores. Raises KeyRefused. Raises SetupError for a dialogue with images if the judge
-    is a local one, which reads no images, or if Pillow is missing.
+    the judge's replies without scores. The score has no value if no judge is set, a request fails, an image cannot be
+    read, or no turn has scores. Raises KeyRefused. Raises SetupError for a dialogue with images if the judge is a local
+    one, which reads no images, or if Pillow is missing.
     """
     judge = connect(services)
     if judge is None:

@@ -25,8 +25,9 @@ OUTCOMES = {1.0: "win", 0.5: "tie", 0.0: "loss"}
 def rate(services: Services, doc: Doc, answers: Answers) -> Score:
     """Return the judge's ratings of a conversation: value = mean rating / 10, aux `rating_1`, ... = each turn's rating.
 
-    Aux `invalid` has the number of the judge's replies without a rating from 1 to 10. Raises KeyRefused; SetupError if
-    a local judge cannot be used.
+    A turn without a rating from 1 to 10 has no aux value. Aux `invalid` has the number of the judge's replies without
+    such a rating. If no judge is set, the judge fails, or no turn has a rating, the score has no value. Raises
+    KeyRefused; SetupError if a local judge cannot be used.
     """
     judge = connect(services)
     if judge is None:
@@ -42,8 +43,9 @@ def compare(services: Services, doc: Doc, answers: Answers, baseline: Answers) -
     """Let the judge compare each turn's answer with the baseline's; return the mean outcome: win 1, tie 0.5, loss 0.
 
     The judge sees both answers in both orders (FastChat's pairwise-baseline). Different verdicts in the two orders are
-    a tie; if one order has no verdict, the turn has none. If all answers up to a turn equal the baseline's, the turn
-    is a tie without a request. Aux `outcome_1`, ... has each turn's outcome. Raises as `rate` does.
+    a tie; if one order has no verdict, the turn has none. If the answers to a turn and to all earlier turns equal the
+    baseline's, the turn is a tie without a request. Aux `outcome_1`, ... has the outcome of each turn with a verdict.
+    If no judge is set, the judge fails, or no turn has a verdict, the score has no value. Raises as `rate` does.
     """
     judge = connect(services)
     if judge is None:
@@ -74,7 +76,8 @@ def _both_orders(judge: Judge, doc: Doc, answers: Answers, baseline: Answers, tu
 def _preferred(ours: Literal["A", "B"]) -> Callable[[str], float | None]:
     """Return a function that turns a judge's reply into our outcome: 1 (win), 0.5 (tie) or 0 (loss).
 
-    ours: the letter under which the judge saw our answer, not the baseline's.
+    For a reply without a verdict, the function returns None. ours: the letter under which the judge saw our
+    answer, not the baseline's.
     """
     outcomes = {"A": float(ours == "A"), "B": float(ours == "B"), "tie": 0.5}
     return lambda text: outcomes.get(parse.verdict(text))

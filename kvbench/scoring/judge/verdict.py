@@ -25,8 +25,9 @@ ABSTENTION, ANSWER = "abstention", "answer"  # names of prompts; all other promp
 def verdict(services: Services, kind: str, question: str, reference: str, response: str) -> Score:
     """Return a score of 1 if the judge finds a model's `response` to a question right, 0 if wrong.
 
-    kind: the type of the question, or `ABSTENTION` for a question without an answer. Raises KeyRefused; SetupError if a
-    local judge cannot be used.
+    If no judge is set, the judge fails, or no reply says yes or no, the score has no value. kind: the type of the
+    question, or `ABSTENTION` for a question without an answer; a type without a prompt of its own gets the prompt
+    `ANSWER`. Raises KeyRefused; SetupError if a local judge cannot be used.
     """
     judge = connect(services)
     if judge is None:

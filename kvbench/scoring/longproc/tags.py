@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 def between(text: str, tag: str) -> str | None:
-    """Return the text between the first ``<tag>`` and the first ``</tag>``; None if one of them is missing."""
+    """Return the text between the first ``<tag>`` and the first ``</tag>``, without blanks at its ends; None if one of
+    the tags is missing."""
     start, end = text.find(f"<{tag}>"), text.find(f"</{tag}>")
     return None if start < 0 or end < 0 else text[start + len(tag) + 2 : end].strip()
 

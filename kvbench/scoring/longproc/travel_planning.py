@@ -22,10 +22,11 @@ Stay = tuple[str, int]  # a city and the days there
 def score_plan(text: str, stays: Sequence[Stay], procedure: str) -> dict[str, float]:
     """Score an output; the scorer is LongProc's `eval_travel_planning`, whose plans are read as in NATURAL PLAN.
 
-    stays: the right plan. procedure: the right answer, from the line ``<Solving Procedure>`` to the plan. The partial
-    score is the share of the lines of `procedure` that the output has right before its first wrong line. A line is
-    right if it contains the line of `procedure` with the same number, both without articles and punctuation. If all
-    compared lines are right, LongProc leaves the last one out of the count, and so does kvbench.
+    stays: the right plan; an output's plan is right if it begins with these stays. procedure: the right answer, from
+    the line ``<Solving Procedure>`` to the plan. For a wrong plan the partial score is the share of the lines of
+    `procedure` that the output has right before its first wrong line. A line is right if it contains the line of
+    `procedure` with the same number, both without articles and punctuation. If all compared lines are right, LongProc
+    leaves the last one out of the count, and so does kvbench.
     """
     plan = between(text, "Plan")
     if plan is not None and _is_right(plan, stays):
@@ -46,7 +47,8 @@ def _is_right(plan: str, stays: Sequence[Stay]) -> bool:
 def _read(plan: str) -> list[Stay]:
     """Return the stays of a plan. Their lengths follow from the days of the flights and the last day of the last visit.
 
-    Raises ValueError for a day of more digits than Python reads as an integer (4,300).
+    A plan without a visit or without a flight gives []. Raises ValueError for a day of more digits than Python
+    reads as an integer (4,300).
     """
     total, visits, flights = None, [], []
     for line in plan.split("\n"):
@@ -66,8 +68,8 @@ def _read(plan: str) -> list[Stay]:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines of an answer from its procedure on, without articles and punctuation; blank lines are left
-    out."""
+    """Return the lines of an answer from its procedure on (all lines, if it has none), without articles and
+    punctuation; blank lines are left out."""
     text = text.replace("Output the plan in the required format:", "")
     if PROCEDURE in text:
         text = PROCEDURE + text.split(PROCEDURE)[1]

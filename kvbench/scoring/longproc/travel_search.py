@@ -100,8 +100,8 @@ class Search:
     def _fits(self, visit: Visit, plan: tuple[Visit, ...], depth: int) -> bool:
         """Return whether a visit fits after a plan. Add the check to the lines of the search, indented by `depth`.
 
-        A visit fits on two conditions: there is a direct flight from the last city of the plan, and the visit does not
-        end later than the next fixed visit begins.
+        A visit fits on two conditions: there is a direct flight from the last city of the plan, if the plan has a city;
+        and the visit does not end later than the next fixed visit begins, if there is one.
         """
         city, day = visit.city, visit.first
         self._say(

@@ -64,7 +64,10 @@ class Outcome:
 
 
 class Box:
-    """A started box. Raises BoxError if it cannot be started."""
+    """A started box. Raises BoxError if it cannot be started.
+
+    Every method but `close` raises BoxError if the box fails.
+    """
 
     def __init__(self, tier: Tier, limits: Limits, *, packages: Sequence[str] = (), plan: Plan | None = None) -> None:
         self.tier, self.limits = tier, limits

@@ -32,7 +32,7 @@ def silent(outcome: Outcome) -> str:
 
 
 def ends(status: str, within: float) -> Check:
-    """Return a function that checks whether a program ended with this status within this many seconds."""
+    """Return a check that a program ended with this status within this many seconds; it returns the problem, or ""."""
 
     def check(outcome: Outcome) -> str:
         if outcome.status != status:

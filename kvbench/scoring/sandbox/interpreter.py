@@ -26,7 +26,8 @@ def program() -> str:
 
 
 def folders() -> list[str]:
-    """Return the folders below Python's `prefix` that hold the standard library and the interpreter's libraries."""
+    """Return the names of the folders in Python's `prefix` that hold the standard library and the interpreter's
+    libraries."""
     return sorted({"lib", sys.platlibdir})
 
 
@@ -35,7 +36,8 @@ def prefix() -> str:
 
 
 def shared_library_path() -> list[str]:
-    """Return the folders below Python's `prefix` with the interpreter's shared library; [] if it has none."""
+    """Return the names of the folders in Python's `prefix` that may hold the interpreter's shared library; [] if it has
+    none."""
     return folders() if sysconfig.get_config_var("Py_ENABLE_SHARED") else []
 
 

@@ -101,5 +101,5 @@ def require(unsafe: bool = False) -> str:
 
 
 def findings() -> list[SelfTest]:
-    """Run the self-tests of all tiers and return their results, strongest tier first."""
+    """Run the self-tests of all tiers but "none" and return their results, strongest tier first."""
     return [selftest(tier()) for tier in TIERS]

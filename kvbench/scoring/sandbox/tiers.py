@@ -64,7 +64,7 @@ class Tier(ABC):
         return _environment(interpreter.prefix())
 
     def packages(self, names: Sequence[str]) -> list[tuple[str, str]]:
-        """Return, for each allowed package that is installed, its name and its folder inside the box."""
+        """Return, for each allowed package that the box has, its name and its folder inside the box."""
         return [(name, folders[0]) for name in names if (folders := interpreter.package(name))]
 
     def folder(self) -> str:

@@ -53,10 +53,10 @@ def keeping(file: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def filling(folder: Path) -> Iterator[Path]:
-    """Yield a temporary path at which the block makes and fills a folder; then rename this folder to `folder`, unless
-    `folder` exists.
+    """Yield a temporary path at which the block makes and fills a folder.
 
-    Raises SetupError if the folder cannot be written.
+    If the block ends without an error, the folder is renamed to `folder`, unless `folder` exists. Raises SetupError if
+    the folder cannot be written.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

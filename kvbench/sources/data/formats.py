@@ -109,9 +109,9 @@ class _Hashing(io.RawIOBase):
 def read_jsonl(file: Path, label: str, *, problems: list[str] | None = None) -> Iterator[tuple[int, Row]]:
     """Yield (line number, object) for each non-blank line of a JSON-lines file of at most `FILE_LIMIT` bytes.
 
-    `label` is the file's name in messages. Raises UserError if the file is not a regular file, is too large or is not
-    UTF-8. A line that is not a JSON object also raises UserError. If `problems` is given, such a line is skipped
-    instead, and a message on it is appended to `problems`.
+    `label` is the file's name in messages. Raises UserError if the file cannot be read, is not a regular file, is too
+    large or is not UTF-8. A line that is not a JSON object also raises UserError. If `problems` is given, such a line
+    is skipped instead, and a message on it is appended to `problems`.
     """
     name = bare(label)
     check_plain(file, name, FILE_LIMIT)
@@ -147,8 +147,9 @@ def read_rows(file: Path) -> Iterator[tuple[int, Row]]:
 
 
 def read_plain(file: Path, name: str, limit: int) -> bytes:
-    """Return the bytes of a regular file of at most `limit` bytes. Raises UserError for any other file, before opening
-    it.
+    """Return the bytes of a regular file of at most `limit` bytes.
+
+    Raises UserError for any other file, without opening it, and for a file that cannot be read.
     """
     check_plain(file, name, limit)
     try:

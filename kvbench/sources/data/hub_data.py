@@ -166,7 +166,8 @@ def _in_datasets_cache(name: str) -> bool:
 
 
 def _moved(task: str, manifest: Manifest) -> SetupError:
-    """Return the error for a pinned commit that the hub no longer has. The error names the hub's present commit."""
+    """Return the error for a pinned commit that the hub no longer has. The error names the hub's present commit, if
+    the hub answers."""
     try:
         now = hub.ask("dataset", manifest.hub, None).commit
     except hub.HubError as error:
@@ -256,7 +257,8 @@ def _table(manifest: Manifest, commit: str | None, revision: str | None) -> Plac
     """Read a table with `datasets`, write it to the cache as JSON lines, and return where it is.
 
     commit: the commit to read; None: the commit that the library has cached. revision: the revision that the caller of
-    `fetch` wants. Raises SetupError if `revision` is the pinned commit but the library has read another commit.
+    `fetch` wants. Raises SetupError if `revision` is the pinned commit but the library has read another commit, or if
+    the commit that the library has read is unknown.
     """
     import datasets
 

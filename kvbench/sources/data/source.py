@@ -121,7 +121,10 @@ class Data:
         self._place(task, manifest)
 
     def missing(self, wanted: Mapping[str, Manifest]) -> list[DataMissing]:
-        """Return an error for each task whose data are not on this machine. Downloads nothing."""
+        """Return an error for each task whose data are not on this machine. Downloads nothing.
+
+        Raises SetupError if a folder that the user gave does not exist.
+        """
         errors = []
         for task, manifest in wanted.items():
             try:
@@ -132,8 +135,10 @@ class Data:
         return errors
 
     def check(self, task: str, manifest: Manifest) -> DataUsed | None:
-        """Read a task's data and compare them with the manifest; None if the data are not on this machine. Raises
-        SetupError.
+        """Read a task's data and return where they came from; None if the data are not on this machine.
+
+        The result also says in `mismatch` how the data differ from the manifest. Raises SetupError if the data cannot
+        be read, or if a folder that the user gave lacks them.
         """
         if (place := self.find(task, manifest)) is None:
             return None

@@ -33,8 +33,8 @@ KEPT_BYTES = 6 << 30  # most bytes of recorded evictions in memory; traces beyon
 class ForesightRecipe(ScorerRecipe):
     """Trains a scorer to drop the entries that the oracle drops.
 
-    `settings.more`: budget, interval; long_budget and long_interval, for traces of more than `long` tokens; features
-    and hidden (inputs and hidden units of the scorer), within (an option of the oracle), margin (of the loss).
+    `settings.more`: budget, interval; long_budget and long_interval, for traces of more than `long` tokens (0: none);
+    features and hidden (inputs and hidden units of the scorer), within (an option of the oracle), margin (of the loss).
 
     Held-out figures: `loss`, and `agreement`, the share of the oracle's dropped entries that the scorer drops too.
     Agreement is the main figure, because a scorer with small outputs has a small loss even if it ranks badly.

@@ -161,7 +161,7 @@ def rewards(added: torch.Tensor, entropy: torch.Tensor, kind: str) -> torch.Tens
 
 
 def _first(trace: Trace, reading: TraceReading) -> int:
-    """Return the index of the first answer token that the model predicts after an eviction."""
+    """Return the index, within the answer, of the first token that the model predicts after an eviction."""
     return reading.unevicted - len(trace.prompt) + 1
 
 
@@ -169,6 +169,9 @@ def _initial(loaded: LoadedModel, location: str, features: Features) -> tuple[di
     """Load the initial scorer. Return its tensors, and its hash and training command for the card.
 
     location: the option `init`, a path or "auto" (the model's folder). Raises UserError if "auto" finds no scorer.
+
+    For a model on the meta device (a memory plan) it reads no file. The tensors then have no values, the hash is "",
+    and there is no command.
     """
     if loaded.device.type == "meta":  # in a memory plan only the scorer's size counts
         shapes = scorer_shapes(features, model_fields(loaded.model.config))

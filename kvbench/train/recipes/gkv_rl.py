@@ -91,10 +91,10 @@ class RLRecipe(SparseRecipe):
         return loss, figures
 
     def rehearse_loss(self, share: slice) -> torch.Tensor:
-        """Compute, in a rehearsal, the loss of two micro-batches of the longest answers.
+        """Compute, in a rehearsal, the loss of two micro-batches of answers of the greatest length to one question.
 
-        Before that, fill `lifetimes`, the log of evictions, with as many evictions as a step's answers can cause.
-        share: the questions of a step that this process answers.
+        If the method has a budget, first record in `lifetimes`, the log of evictions, one made-up eviction for each
+        answer of this process in a step. share: the questions of a step that this process answers.
         """
         own = self.questions[share.start] if share.start < len(self.questions) else self.questions[0]
         if self.budget is not None:
@@ -117,13 +117,13 @@ class RLRecipe(SparseRecipe):
         return super().card() | {"questions": len(self.questions)}
 
     def held_out(self) -> dict[str, float]:
-        """Return the mean reward of sampled answers to held-out questions, and the figures of `SparseRecipe`."""
+        """Return the mean reward of sampled answers to held-out questions, and the accuracies of greedy answers."""
         groups = self._answers(self.test, -1)
         rewards = [rollout.reward for group in groups for rollout in group]
         return {"reward": sum(rewards) / len(rewards)} | super().held_out()
 
     def sample(self, step: int, share: slice) -> list[list[Rollout]]:
-        """Sample G answers to each question in `share` of a step's batch; log their evictions in `lifetimes`."""
+        """Sample G answers to each question in `share` of a step's batch; log their evictions alone in `lifetimes`."""
         self.lifetimes.clear()
         drawn = self.drawn(step, len(self.questions))[share]
         return self._answers([self.questions[i] for i in drawn], step, share.start, self.lifetimes)

@@ -43,7 +43,8 @@ def estimate(loaded: LoadedModel, samples: int, seed: int, on_example: OnExample
 def importance(model: LoadedModel, examples: Sequence[Example], on_example: OnExample | None = None) -> torch.Tensor:
     """Return the importance [L, Hq] of every query head.
 
-    The importance is the head's attention to the evidence, divided by the sum over all heads.
+    The importance is the head's attention to the evidence, divided by the sum over all heads. Raises SetupError if no
+    head attends to the evidence, or if layers have different numbers of query heads.
     """
     shares = attention_shares(model, examples, on_example)
     total = float(shares.sum())
@@ -62,7 +63,7 @@ def attention_shares(
     """Return, for each query head, the share of attention that it pays to the evidence, [L, Hq] in float64.
 
     The share is a mean over the queries that predict answers. It is 0 in layers with a sliding window, because methods
-    do not evict there.
+    do not evict there. Raises SetupError if layers have different numbers of query heads.
     """
     sizes = {g.query_heads for g in model.geometry}
     if len(sizes) > 1:

@@ -36,8 +36,9 @@ def export(trainer: Trainer, folder: Path, n_problems: int) -> dict[str, Any]:
 def accuracy(folder: Path, n_problems: int) -> dict[str, dict[str, float]]:
     """Return, for every variant of every synthetic task, how well the model solves held-out problems.
 
-    The figures are means over greedy answers with the full cache (`summary`): `exact`, the share of right answers, and
-    `partial`, the mean of a score for answers that are partly right. n_problems: problems per variant.
+    The figures of a variant (`summary`) are `exact`, the share of right answers, `partial`, the mean of a score for
+    answers that are partly right, and `problems`, the number of problems. Answers are greedy, with the full cache.
+    n_problems: problems per variant.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)

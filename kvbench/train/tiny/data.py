@@ -83,9 +83,10 @@ class Ladder:
     accuracy: dict[str, dict[str, float]] = field(default_factory=lambda: {task: {} for task in LEVELS})
 
     def learn(self, batch: Batch, right: dict[str, float]) -> bool:
-        """Update the running accuracies with those of one batch; return whether the batch's task climbs a level.
+        """Update the running accuracies with those of one batch. If the batch's task is ready, raise its level.
 
-        A batch from a lower level changes nothing. right: the batch's share of right tokens, by kind of token.
+        Returns whether the level was raised. A batch from a lower level changes nothing. right: the batch's share of
+        right tokens, by kind of token.
         """
         task = batch.task
         if batch.level != self.level[task]:

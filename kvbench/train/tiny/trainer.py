@@ -1,8 +1,8 @@
 """The training of the built-in model: its steps and its checkpoints.
 
 Muon trains the matrices; AdamW trains the head, the norms and the embedding. Seed, step and ladder (the tasks' levels)
-determine data and learning rates. A checkpoint holds these three, the weights and the optimisers' states, so a restored
-training gives the same model.
+determine data and learning rates. A checkpoint holds these three, the weights and the optimisers' states. So on the
+same machine, a restored training gives the same model.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ class Trainer:
         self.adam = torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
 
     def stage(self) -> tuple[Stage, float]:
-        """Return the stage to which the current step belongs, and the share of this stage's steps that are done."""
+        """Return the stage to which the current step belongs, and the share of this stage's steps that are done.
+
+        Raises IndexError after the last step of the training.
+        """
         left = self.step
         for stage, length in zip(STAGES, self.lengths, strict=True):
             if left < length:

@@ -3,7 +3,7 @@
 From random weights, training stalls for two reasons. With QK-norm and head size 32, no head becomes sharp enough to
 attend to the previous token alone. And digit sums give no gradient until a head attends to both operands at once. So
 some heads initially attend to fixed offsets, and one head is initially an induction head. All weights are trained. The
-norms and one embedding channel begin as constants, all other weights at random.
+norms and one embedding channel begin as constants. All weights that are not set for these heads begin at random.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def _floored(case: Case, step: int) -> list[set[int]]:
 def _worths(case: Case, step: int) -> list[dict[int, float]]:
     """Return the score of each entry, computed by the reference's formula.
 
-    The files of cases with a floor (a smallest number of entries that each head must keep) hold no scores.
+    Cases with a floor (a smallest number of entries that each head must keep) need this: their files hold no scores.
     """
     seen, scores = case.seen[step], []
     for layer, units in enumerate(case.slots(step)):

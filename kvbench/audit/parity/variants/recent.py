@@ -15,7 +15,11 @@ from kvbench.lazy import torch
 
 def _chunkkv(case: Case) -> list[CasePlan]:
     """Plan a ChunkKV case of kvpress. kvpress computes how many chunks to keep; the plan's budget is this number times
-    the length of a chunk."""
+    the length of a chunk.
+
+    If the case is shorter than one chunk, the plan's budget is `kvpress_budget`. Raises NotCoveredError for a budget
+    below the window.
+    """
     h = case.hyper
     total, length, window = case.seen[0], h["chunk_length"], h["window_size"]
     options = {"base": kvpress_label(case), "chunk": length, "whole": True}

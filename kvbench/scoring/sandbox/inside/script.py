@@ -48,7 +48,10 @@ def main(program: str, ask: Callable[[], bytes | None], tell: Callable[[bytes], 
 
 
 def _end() -> int:
-    """Join threads, run exit functions and flush files, as Python does at a script's end; run no finalisers."""
+    """Join threads, run exit functions and flush files, as Python does at a script's end; run no finalisers.
+
+    Return 0, or 1 if a thread's end, an exit function or a standard stream raises an exception.
+    """
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
