@@ -168,9 +168,9 @@ class CAKE(Method):
     def _share(self, view: LayerView, first: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the states that the layer stores after an eviction: entries per head, and tokens read so far.
 
-        The state `entries` is the number of entries that the first eviction left in each head; every later eviction
-        leaves the same number. The first eviction stores 0, because it does not know this number yet. first: [b]
-        whether this is the first eviction.
+        Every eviction after the first leaves as many entries in each head as the first one left. The first eviction
+        does not know this number yet, so it stores 0; the second one counts it. first: [b] whether this is the first
+        eviction.
         """
         known = view.states["entries"]
         left = view.held() - (view.seen - view.states["evicted_at"])[:, None]

@@ -168,9 +168,9 @@ def _kept(method: Method, rows: int) -> int:
 
 
 def _wide(geometry: Sequence[LayerGeometry], block: int, rows: int, prefill: str) -> list[LayerGeometry]:
-    """Return the layers, with each sliding window as wide as the entries that a head holds while a prompt is read.
+    """Return the layers with wider sliding windows: as many tokens as entries that a head holds while a prompt is read.
 
-    With chunked prefill these are the window's entries and one block more, otherwise all `rows` entries of the prompt.
+    With chunked prefill, this is the window and one block more; otherwise it is the whole prompt (`rows`).
     """
     more = block if prefill == "chunked" else rows
     return [g if g.window is None else replace(g, window=min(g.window + more, rows)) for g in geometry]

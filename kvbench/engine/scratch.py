@@ -158,7 +158,7 @@ class Scratch:
         return Ticks(tuple((slots, self._tick(acting, held, slots, at_once)) for slots in counted), most)
 
     def _tick(self, acting: Method, held: Shape, slots: int, at_once: int) -> int:
-        """Return the bytes of an eviction of `slots` slots at one tick."""
+        """Return the scratch bytes that an eviction of `slots` slots takes at one tick."""
         needs, layers = acting.needs(), len(self.meta.geometry)
         rows = slots * layers if acting.stacked else slots  # rows of one view, without a bound
         shown = Shown(

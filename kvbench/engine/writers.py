@@ -92,7 +92,11 @@ class BlockWriter:
         return out
 
     def _block(self, layer: PromptLayer, call: AttentionCall) -> int:
-        """Return the most queries per attention call: `block`, or all of them in the exception that the class names."""
+        """Return the most queries per attention call.
+
+        This is `block`, or all queries where attention stores neither a mask nor weights, and the observer does not get
+        the queries.
+        """
         observed = self.observer is not None and layer.geometry.evicts
         whole = self._maskless(layer, call) and call.query.shape[-1] <= WIDEST and not observed
         return call.query.shape[2] if whole else self.block

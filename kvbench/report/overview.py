@@ -25,8 +25,11 @@ ACROSS = 4  # tasks side by side
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A line of the overview's tables: a cell and the table of the cell's task. `best`: the best methods
-    at the line's budget, of which `cell` has the highest score; None outside the table of best methods."""
+    """A line of the overview's tables: a cell and the table of its task.
+
+    best: the group of best methods at the line's budget, in which `cell` has the highest score; None in all other
+    tables.
+    """
 
     table: TaskTable
     cell: ScoreCell

@@ -107,9 +107,10 @@ class CellRun:
             raise OutOfMemory(error) from error
 
     def _make_smaller(self, under_way: Iterable[Key], cause: str) -> None:
-        """After memory ran out, halve the slots or, if only one slot is left, give up rows, which get status `oom`.
+        """After memory ran out, halve the slots. With only one slot left, give up rows, which get status `oom`.
 
-        These rows are the missing rows in `under_way` or, if it has none, the longest missing rows.
+        These are the rows in `under_way` that have no result yet. If there are none, these are the longest of all rows
+        that have no result yet.
         """
         plan, label = self.cell_plan.plan, self.cell_plan.cell.label
         if plan.slots > 1:

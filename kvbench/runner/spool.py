@@ -114,7 +114,7 @@ class StoredIds(Sequence[int]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stored(Generic[T]):
-    """An object in a spool."""
+    """A reference to an object that a spool holds in its file."""
 
     spool: Spool
     offset: int

@@ -115,9 +115,9 @@ def stored_bytes(folder: Path, element: int) -> StoredBytes | None:
 
 
 def _bytes(kind: str, shape: list[int], element: int) -> int:
-    """Return a tensor's bytes in memory.
+    """Return the bytes that a tensor takes in memory.
 
-    kind: the number type in the file. element: bytes per number in memory of a matrix that is not quantised.
+    kind: the number type in the file. element: bytes that each number of an unquantised matrix takes in memory.
     """
     count = 1
     for size in shape:

@@ -112,7 +112,9 @@ class Case:
         return [dict(zip(slots.tolist(), drawn.double().tolist())) for slots, drawn in units]
 
     def in_text_order(self, step: int) -> bool:
-        """Return whether the reference's cache, before a step, holds the tokens of every unit in the text's order."""
+        """Return whether the reference's cache, before a step, holds its tokens in the order of the text in each unit
+        (one head of one layer).
+        """
         return all(bool((row.diff() > 0).all()) for layer in self.slots(step) for row in layer)
 
     def _split(self, name: str, step: int) -> list[torch.Tensor]:

@@ -155,7 +155,7 @@ class PromptCache:
             layer.keep(verdict.keep)
 
     def reduce(self) -> bool:
-        """Evict all layers if the method must evict (`full`); return whether they were evicted."""
+        """Evict all layers if the method evicts and the cache is full now. Return whether they were evicted."""
         if not (self.acting.evicts and self.full()):
             return False
         indices, most = [g.index for g in self.evicting], self.allowed()

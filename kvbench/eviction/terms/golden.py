@@ -82,7 +82,7 @@ def upcoming(attention: torch.Tensor) -> torch.Tensor:
 def golden_evictions(attention: torch.Tensor, budget: int, interval: int) -> GoldenTrace:
     """Return the oracle's evictions from a cache of `budget` + `interval` entries, one per block.
 
-    attention: from `block_attention`. Of entries with equal alpha the older one is dropped.
+    attention: from `block_attention`. Of entries with equal future attention, the oracle drops the older one.
     """
     heads, blocks, total = attention.shape
     alpha = upcoming(attention)
