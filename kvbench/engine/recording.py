@@ -103,10 +103,10 @@ class _Mode(TorchDispatchMode):
 
     def _record(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _check(function, args)
-        for parameter, value in zip(function._schema.arguments, (*args, *[None] * len(function._schema.arguments))):
-            changed = kwargs.get(parameter.name, value)
-            if parameter.alias_info is not None and parameter.alias_info.is_write:
-                self.changed |= {t.untyped_storage().data_ptr() for t in tree_iter(changed)}
+        parameters = function._schema.arguments
+        given = {parameter.name: value for parameter, value in zip(parameters, args)} | kwargs
+        written = [given.get(p.name) for p in parameters if p.alias_info is not None and p.alias_info.is_write]
+        self.changed |= {t.untyped_storage().data_ptr() for t in tree_iter(written) if isinstance(t, torch.Tensor)}
         named = tree_map_only(torch.Tensor, self.node, (args, kwargs))
         out = function(*args, **kwargs)
         made = self.graph.call_function(function, *named)

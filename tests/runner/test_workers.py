@@ -44,7 +44,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def workers() -> list[psutil.Process]:
     """The workers that this process has started and that live."""
-    return [child for child in psutil.Process().children() if "kvbench.runner.workers" in str(child.cmdline())]
+    return [child for child in psutil.Process().children() if "kvbench.runner.workers" in command(child)]
+
+
+def command(child: psutil.Process) -> str:
+    """The child's command line; empty if the child has ended, also if nobody has asked for its exit code yet."""
+    try:
+        return str(child.cmdline())
+    except psutil.NoSuchProcess:  # ZombieProcess is one: submitit leaves such a child after a job that was killed
+        return ""
 
 
 class Signals(Progress):
