@@ -151,7 +151,8 @@ class RunConfig(Settings):
                 parse(f"'{name}'", PARSERS[name], value)
             for task in grid.tasks:
                 if values.setdefault(task, value) != value:
-                    two = f"two values of {quote(name)}: {values[task]} and {value}"
+                    one, other = ("none" if v is None else v for v in (values[task], value))
+                    two = f"two values of {quote(name)}: {one} and {other}"
                     raise UserError(f"task {quote(task)} has {two}. Give this task the same value in all grids.")
 
     def cells(self) -> tuple[Cell, ...]:

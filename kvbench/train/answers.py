@@ -24,7 +24,7 @@ HASHES = {"questions": "other questions", "fingerprint": "another model"}  # wha
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer as tokens; an answer whose generation failed may have none.
+    """An answer as tokens; an answer whose generation failed has none.
 
     right: False if the judge finds it wrong, or if its generation failed; else True, also without a judge.
     ended: whether it ends with an end token.

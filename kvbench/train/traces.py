@@ -211,8 +211,10 @@ def _ask(
         engine = Engine(loaded, how.method, budget=None, interval=how.interval, slots=slots, max_tokens=longest)
         for done in engine.generate(todo):
             q = asked[done.request.doc_id]
-            right = done.status == "ok" and (q.judge is None or q.is_right(done.text))
-            answers[q.name] = answer = Answer(done.token_ids, right=right, ended=done.stop_reason == "stop")
+            whole = done.status == "ok"  # tokens before a logit that is no number are no answer
+            right = whole and (q.judge is None or q.is_right(done.text))
+            ids = done.token_ids if whole else ()
+            answers[q.name] = answer = Answer(ids, right=right, ended=done.stop_reason == "stop")
             if file:
                 file.add(q.name, q.ids, answer)
             if on_answer:

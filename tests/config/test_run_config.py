@@ -133,6 +133,8 @@ def test_unknown_key_in_stored_settings() -> None:
 def test_two_limits_for_one_task_cannot_be_paired() -> None:
     with pytest.raises(UserError, match="task 'walk' has two values of 'limit': 3 and 4"):
         RunConfig(grids=(grid(limit=3), grid("tova", limit=4)))
+    with pytest.raises(UserError, match="task 'walk' has two values of 'limit': 3 and none"):
+        RunConfig(grids=(grid(limit=3), grid("tova")))
 
 
 def test_cells_are_hashable_and_say_their_options() -> None:

@@ -60,6 +60,18 @@ def test_only_right_answers_are_kept(loaded):
     assert len(collect(loaded, questions, Collection(wrong="keep"))) == 3
 
 
+def test_tokens_before_a_broken_logit_are_no_answer(loaded, monkeypatch):
+    class Broken(Engine):
+        def generate(self, requests):
+            yield from (dataclasses.replace(done, status="nan_logits") for done in super().generate(requests))
+
+    monkeypatch.setattr("kvbench.train.traces.Engine", Broken)
+    dropped = []
+    questions = built_in(("lookup",), 3, 0, loaded)
+    assert collect(loaded, questions, Collection(wrong="keep"), on_drop=dropped.append) == []
+    assert dropped == ["failed"] * 3
+
+
 def test_the_target_is_the_models_own_attention(loaded, traces):
     trace = traces[0][0]
     recipe = LookaheadRecipe(loaded, SETTINGS, *traces)

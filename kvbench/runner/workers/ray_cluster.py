@@ -160,9 +160,8 @@ class RayExecutor:
             return workers or sum(node["Alive"] for node in self._ray.nodes())
         count = int(self._ray.cluster_resources().get("GPU", 0))
         if self._own and count < (workers or 1):
-            raise UserError(
-                f"--workers {workers or 1}: this machine has {counted(count, 'GPU')}, and each worker needs a GPU."
-            )
+            asked = f"--workers {workers}: " if workers else ""
+            raise UserError(f"{asked}this machine has {counted(count, 'GPU')}, and each worker needs a GPU.")
         if not (workers or count):
             raise SetupError("the Ray cluster has no GPU now. Give --workers N to wait for N GPUs.")
         return workers or count
