@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 from collections.abc import Callable
@@ -61,6 +62,21 @@ def test_blocked(name: str) -> None:
 )
 def test_noticed_where_nothing_isolates(name: str, success: str) -> None:
     assert success in _row(name, "none")["successes"]
+
+
+@needs_a_tier
+def test_the_process_adopts_orphans_only_while_programs_run() -> None:
+    def adopts() -> bool:
+        answer = ctypes.c_int()
+        assert ctypes.CDLL(None).prctl(37, ctypes.byref(answer), 0, 0, 0) == 0  # PR_GET_CHILD_SUBREAPER
+        return bool(answer.value)
+
+    assert TIER is not None
+    rows = sandbox.audit({QUICK[0]: PROGRAMS[QUICK[0]]}, [SelfTest(tier=TIER.name, problems=(), digest="")])
+    next(rows)
+    assert adopts()
+    assert list(rows) == []
+    assert not adopts()
 
 
 def test_the_corpus() -> None:

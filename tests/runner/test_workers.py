@@ -51,7 +51,7 @@ def command(child: psutil.Process) -> str:
     """The child's command line; empty if the child has ended, also if nobody has asked for its exit code yet."""
     try:
         return str(child.cmdline())
-    except psutil.NoSuchProcess:  # ZombieProcess is one: submitit leaves such a child after a job that was killed
+    except psutil.NoSuchProcess:  # a ZombieProcess is one, too
         return ""
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.audit.attacks.program import Attack, Targets, targets
-from kvbench.audit.attacks.watch import Peaks, adopt_orphans, survivors, watch
+from kvbench.audit.attacks.watch import Peaks, adopting_orphans, survivors, watch
 from kvbench.console import signals
 from kvbench.errors import UserError, quote
 from kvbench.scoring.sandbox import SelfTest, findings
@@ -59,12 +59,12 @@ def read_corpus(folder: Path) -> dict[str, str]:
 def audit(corpus: Mapping[str, str], reports: Sequence[SelfTest]) -> Iterator[Row]:
     """Run every program in every tier of `reports` (a tier is one way to isolate a program), and yield one result per
     program and tier. A tier whose self-test found a problem is left out."""
-    adopt_orphans()
     attacks = [Attack.read(text, name) for name, text in corpus.items()]
-    for report in reports:
-        if not report.problems:
-            for attack in attacks:
-                yield _run(attack, report.tier)
+    with adopting_orphans():
+        for report in reports:
+            if not report.problems:
+                for attack in attacks:
+                    yield _run(attack, report.tier)
 
 
 def _run(attack: Attack, tier: str) -> Row:

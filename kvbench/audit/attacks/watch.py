@@ -15,7 +15,7 @@ import socket
 import stat
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,9 +45,19 @@ class _Process:
     memory: int
 
 
-def adopt_orphans() -> None:
-    """Make the kernel give this process all descendants whose parent has ended, so that `survivors` finds them."""
-    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+@contextlib.contextmanager
+def adopting_orphans() -> Iterator[None]:
+    """Within the block, the kernel gives this process all descendants whose parent has ended; `survivors` finds them.
+
+    After the block they go to the process that adopts orphans by default. Otherwise this process would keep a zombie of
+    each, because it waits for none.
+    """
+    prctl, set_child_subreaper = ctypes.CDLL(None).prctl, 36
+    prctl(set_child_subreaper, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(set_child_subreaper, 0, 0, 0, 0)
 
 
 def watch(grader: subprocess.Popen[bytes], folder: Path, port: int | None, known: int, seconds: float) -> Peaks:
