@@ -17,12 +17,14 @@ the first layers (`rounding=official`). The code evicts nothing from prompts of 
 most C). It also has a rule for decoding, which the paper's experiments do not use (`decode=true`): every layer keeps as
 many entries as the first eviction left there, chosen by the pooled attention of the newest query.
 
-`compat=reference` reproduces two more properties of the released code. While decoding, the cache stays in score order,
-so pooling runs over neighbours in rank. And with `cascade`, layers are evicted while the prompt is read. Each time the
-model has computed the prompt's entries in a further layer, the budget of all L layers is divided among the layers
-computed so far. Each of these layers is then evicted down to its share. If an upper layer cannot fill its budget, the
-layers below get the rest. They were evicted before and cannot get entries back, so after the prompt they hold less than
-their budgets, and grow to them while decoding. Without `cascade`, every layer gets its final budget at once.
+`compat=reference` reproduces two more properties of the released code:
+
+- While decoding, the cache stays in score order, so pooling runs over neighbours in rank.
+- Lower layers are evicted before the upper layers have read the prompt. After each layer, the budget of all L layers is
+  divided among the layers so far, and each of these is evicted down to its share. If a later layer cannot fill its
+  budget, the rest raises the budgets of the lower layers. These cannot get evicted entries back: after the prompt they
+  hold less than their budgets, and they grow to them while decoding. With `cascade=false`, every layer gets its final
+  budget at once.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Random(Method):
     prompt: Literal["none", "all", "cap"] = option(
         "none",
         "which prompt tokens always stay, as far as the budget has room. none: no token; all: every token; cap: the "
-        "first tokens and every second one after them",
+        "first `cap` tokens, and every second token after them",
     )
     cap: int = option(512, "prompt=cap: this many first tokens of the prompt stay, after them every second one", low=0)
 

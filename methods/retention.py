@@ -8,10 +8,8 @@ betas are comparable: `tie=layers` in the released code, `tie=layers_and_heads` 
     log G = log of the sum over the next n queries of beta^age,     n = `horizon`; n = 1 is trimkv's score
 
 Of the whole model's entries the L Hk C with the highest scores stay (L layers, Hk KV heads, budget C); with
-`level=layer` the heads of each layer compete for Hk C. No head is left empty. `floor` guarantees every head its best
-`floor` entries. The other entries of a head compete with shifted scores: the entry of rank r > floor competes with the
-score of the entry of rank r - floor. The result equals that of the released code. It counts how many of the best L Hk
-(C - floor) entries are in a head, and adds the floor to this count.
+`level=layer` the heads of each layer compete for Hk C. No head is left empty. With `floor`, every head keeps `floor`
+entries more than it has among the model's best L Hk (C - floor) entries, as in the released code.
 
 With `strategy=threshold` there is no budget: at every tick each head keeps its best entry and those with G of at least
 `threshold`. The released code has this option too; there a head may end up empty.

@@ -73,7 +73,9 @@ def unpack(data: str, largest: int = LARGEST) -> str:
     except Exception as error:  # a broken pickle may raise anything
         raise TestDataError(f"the tests are not a pickled text: {error}") from None
     if type(text) is not str:
-        raise TestDataError(f"the tests are a pickled {type(text).__name__}, not a text")
+        raise TestDataError(
+            f"the question's tests are a pickled {type(text).__name__}; LiveCodeBench's are a pickled text"
+        )
     return text
 
 

@@ -181,12 +181,15 @@ def full(exam: Exam, layout: AuditLayout) -> None:
             a, b = theirs.seen.logits[key, step], mine.seen.logits[key, step]
             if (change := relative(a, b)) > TOLERANCE:
                 raise Broken(
-                    f"logits differ from the full cache's by {change:.1e} (relative) at step {step} after "
-                    f"the {request.doc_id} prompt"
+                    f"with a budget that no sequence fills, logits differ from the full cache's by {change:.1e} "
+                    f"(relative) at step {step} after the {request.doc_id} prompt"
                 )
         at = request.doc_id, sample
         if theirs.done[at].token_ids != mine.done[at].token_ids:
-            raise Broken(f"tokens differ from those of the full cache: {request.doc_id} prompt, sample {sample}")
+            raise Broken(
+                f"with a budget that no sequence fills, tokens differ from the full cache's: {request.doc_id} prompt, "
+                f"sample {sample}"
+            )
 
 
 def oracle(exam: Exam, way: Way) -> None:

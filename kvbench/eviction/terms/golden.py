@@ -12,7 +12,8 @@ where C is the budget. Of these C entries, the oracle drops the L with the small
 
     alpha_j = max over t' >= t of a[h, t', j].
 
-ForesightKV's supervised stage trains the scorer to rank entries by -alpha.
+ForesightKV's scorer predicts phi, which is large for entries to be dropped; so the supervised stage trains it to rank
+entries by -alpha.
 """
 
 from __future__ import annotations

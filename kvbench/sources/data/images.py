@@ -105,7 +105,10 @@ def unpack(archive: Path, wanted: Iterable[str], folder: Path) -> None:
                 member, target = name.lstrip("/"), inside(folder, name, f"archive {quote(archive.name)}")
                 if member in sizes:
                     if sizes[member] > LIMIT:
-                        raise SetupError(f"{quote(member)} in {quote(archive)} is larger than {LIMIT:,} bytes.")
+                        raise SetupError(
+                            f"{quote(member)} in {quote(archive)} is larger than {LIMIT:,} bytes, so it is no image of "
+                            "the task. Delete the archive and fetch it again."
+                        )
                     with keeping(target) as file:
                         file.write(packed.read(member))
     except (*BROKEN_ARCHIVE, OSError) as error:
