@@ -61,8 +61,8 @@ class Trial:
             yield from ((request, sample) for sample in request.samples)
 
     def owner(self, key: int) -> tuple[Request, int]:
-        """Return the request and the number of the sample that the engine's log calls `key`. If `key` belongs to a prompt,
-        which all its samples share, the number is that of the first sample.
+        """Return the request and the number of the sample that the engine's log calls `key`. If `key` belongs to
+        a prompt, which all its samples share, the number is that of the first sample.
 
         Raises KeyError for an unknown key.
         """
