@@ -67,10 +67,10 @@ class GenSpec:
     """A task's default settings for prompts and sampling. Command-line options override single fields; rows and the
     run's record state the values used.
 
-    `max_new_tokens`: most tokens that the model generates per turn. With `truncate` "middle", the text of a question's
-    first turn loses its middle if it has more than L tokens, and keeps L / 2 tokens at each end. L is the value of
-    --max-prompt-tokens. Without this option, L is the model's context less `max_new_tokens` and `reserve` (tokens), but
-    at most `longest`. With `truncate` "none", no text is cut.
+    `max_new_tokens`: most tokens that the model generates per turn. `truncate`: "none" cuts no text. "middle" limits
+    the text of a question's first turn to L tokens: it cuts the middle and keeps L / 2 tokens at each end. L is the
+    value of --max-prompt-tokens. Without this option, L is the model's context less `max_new_tokens` and `reserve`
+    (tokens), but at most `longest`.
     """
 
     n: int = 1
@@ -130,8 +130,8 @@ class Manifest:
     """Where a task's data come from, and how many rows and which ids the data must have.
 
     The data come from a data folder (``--data``, ``KVBENCH_DATA``), from a hub repository, or from a web address. A hub
-    repository has the data as a table or as raw files. A raw file is JSON lines, one JSON list or CSV, or a zip archive
-    with such a file.
+    repository has the data as a table or as raw files. A raw file is JSON lines, one JSON list, CSV, or a zip archive
+    with one of these.
     """
 
     path: str  # path of the file inside a data folder

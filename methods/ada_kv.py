@@ -11,13 +11,15 @@ as tables print it: ``snapkv(window=32, kernel=7)``. With budget C, and free = C
 Each head keeps its capacity_h best entries. `normalize` first multiplies the scores of a head by a factor: the sum of
 the head's `free` largest scores, divided by the sum of all its scores. Scores of protected entries do not count in
 either sum. Where scores can be negative (gkv, rkv), the layer's lowest score is subtracted before. If `base` has
-budgets per layer (pyramidkv), heads share their layer's budget. The defaults are those of the released prediction
-script.
+budgets per layer (pyramidkv), heads share their layer's budget.
 
-rounding=exact makes every layer's total exact (largest remainder). rounding=official follows the released code: it
-rounds floor_alpha * free down, then each head's capacity, and takes an excess over the budget back evenly.
-floor=guarantee is kvpress's rule, which does not normalise (normalize=false): every head keeps its best
-floor_alpha C entries, protected entries included, and all other entries compete.
+    rounding=exact     every layer's total is exact (largest remainder)
+    rounding=official  as in the released code: floor_alpha * free is rounded down, and each head's capacity to the
+                       nearest integer; an excess over the budget is taken back evenly
+    floor=guarantee    every head keeps its best floor_alpha C entries, protected entries included, and all other
+                       entries compete; with normalize=false, this is kvpress's rule
+
+The defaults are those of the released prediction script.
 """
 
 from __future__ import annotations

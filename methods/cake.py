@@ -3,7 +3,7 @@
 Paper: Qin et al., CAKE: Cascading and Adaptive KV Cache Eviction with Layer Preferences, arXiv 2503.12491.
 
 A is the softmax over all keys, for each of the last `window` queries and each query head; the sums below run over the
-keys before the window only.
+keys before the window only. C is the budget.
 
     layer   P = H^(1/tau1) V^(1/tau2) with H = -sum of A log A over heads, queries and keys (dispersion)
             and V = sum over heads and keys of the variance of A over the queries (shift)
@@ -11,11 +11,14 @@ keys before the window only.
             goes to the other layers.
     token   mean of A over the queries + gamma * variance of A over the queries, average pooling, mean over the group
 
-Defaults: window 32, gamma 200, kernel 5. The released code tunes tau1 and tau2 per model and budget (1.6 and 0.4 for
-one model); here both are 1, the code's fallback. The code rounds layer budgets down and gives the missing entries to
-the first layers (`rounding=official`). The code evicts nothing from prompts of at most C + window tokens (here: of at
-most C). It also has a rule for decoding, which the paper's experiments do not use (`decode=true`): every layer keeps as
-many entries as the first eviction left there, chosen by the pooled attention of the newest query.
+Defaults: window 32, gamma 200, kernel 5. Differences to the released code:
+
+- It tunes tau1 and tau2 per model and budget (1.6 and 0.4 for one model); here both are 1, the code's fallback.
+- It rounds layer budgets down and divides the missing entries evenly, with the remainder to the first layers
+  (`rounding=official`).
+- It evicts nothing from prompts of at most C + window tokens; here, of at most C.
+- It has a rule for decoding, which the paper's experiments do not use (`decode=true`): every layer keeps as many
+  entries as the first eviction left there, chosen by the pooled attention of the newest query.
 
 `compat=reference` reproduces two more properties of the released code:
 
@@ -23,8 +26,8 @@ many entries as the first eviction left there, chosen by the pooled attention of
 - Lower layers are evicted before the upper layers have read the prompt. After each layer, the budget of all L layers is
   divided among the layers so far, and each of these is evicted down to its share. If a later layer cannot fill its
   budget, the rest raises the budgets of the lower layers. These cannot get evicted entries back: after the prompt they
-  hold less than their budgets, and they grow to them while decoding. With `cascade=false`, every layer gets its final
-  budget at once.
+  hold less than their budgets, which they reach while decoding. With `cascade=false`, every layer gets its final budget
+  at once.
 """
 
 from __future__ import annotations
@@ -61,7 +64,7 @@ class CAKE(Method):
     version = "2"  # 2: compat=reference follows the released cascade
     joint = True
 
-    window: int = option(32, "newest queries that vote and always stay", low=2)
+    window: int = option(32, "newest tokens: their queries vote, and they always stay", low=2)
     gamma: float = option(200.0, "weight, in a token's score, of the variance of its attention over the window", low=0)
     tau1: float = option(1.0, "a layer's budget grows with H^(1 / tau1); H: how dispersed its attention is", above=0)
     tau2: float = option(1.0, "a layer's budget grows with V^(1 / tau2); V: how far its attention shifts", above=0)

@@ -42,7 +42,9 @@ class CAOTE(Method):
         "mean: score by the output error of one averaged attention row; squared: by squared errors of each query's row",
     )
     window: int | None = option(
-        None, "newest queries that vote and always stay; none: 64 with form=mean, 8 with form=squared", low=1
+        None,
+        "newest tokens: their queries vote, and they always stay; none: 64 with form=mean, 8 with form=squared",
+        low=1,
     )
     kernel: int | None = option(
         None, "width of average pooling; none: 1 with form=mean, 11 with form=squared", low=1, odd=True

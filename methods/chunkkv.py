@@ -9,10 +9,10 @@ scores, the protected tokens and the time of eviction. With c = `chunk`, the tok
 of the layer, without the entries that the base protects. Chunks with a protected entry come before all others. The best
 chunks stay.
 
-Where the budget ends inside a chunk, each head keeps the entries of this chunk with the base's best scores. So with a
-single chunk the base decides alone. `whole=true` drops this chunk, so fewer entries than the budget may stay. Even then
-a part of a chunk stays if the best chunk alone exceeds the budget, or if the chunks that fit do not hold all protected
-entries. Defaults: chunks of 20 tokens and snapkv as in kvpress; the paper has chunks of 10.
+If the budget ends inside a chunk, each head keeps the entries of this chunk with the base's best scores; with a single
+chunk, the base decides alone. `whole=true` drops the chunk in which the budget ends, so fewer entries than the budget
+may stay. Even then a part of a chunk stays if the best chunk alone exceeds the budget, or if the chunks that fit do not
+hold all protected entries. Defaults: chunks of 20 tokens and snapkv as in kvpress; the paper has chunks of 10.
 
 Traps of kvpress: it keeps a number of chunks and counts the short last chunk as a full one, so the number of tokens
 that stay is not exactly the budget. It sums raw scores over heads, so heads with large scores decide; this file does
@@ -52,8 +52,8 @@ class ChunkKV(Method):
         if not inner.takes_budget or not inner.uniform or inner.joint:
             raise OptionError(
                 "base",
-                "must name a method that scores each layer by itself and gives all heads equal budgets; "
-                f"got {quote(self.base)}.",
+                "must name a method that takes a budget, scores each layer by itself and gives all heads equal "
+                f"budgets; got {quote(self.base)}.",
             )
         if isinstance(inner, ChunkKV) or RANK in inner.columns():
             raise OptionError("base", f"must name a method that scores single entries; got {quote(self.base)}.")

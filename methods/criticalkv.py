@@ -1,11 +1,12 @@
 """criticalkv: keep some entries by the scores of `base`, the others by score times the norm of the projected value.
 
 Paper: Feng et al., Identify Critical KV Cache in LLM Inference from an Output Perturbation Perspective,
-arXiv 2502.03805. The two stages bound how much eviction changes the output of attention.
+arXiv 2502.03805.
 
-Another method, `base`, gives the scores, the protected entries and the time of eviction. With C_h entries for head h:
+Another method, `base`, gives the scores, the protected entries and the time of eviction. Two stages bound how much
+eviction changes the output of attention. With C_h entries for head h:
 
-    stage 1   the best int(rho C_h) entries by score stay; protected entries count first
+    stage 1   int(rho C_h) entries stay: the protected entries, then those with the best scores
     stage 2   the others compete by (score + epsilon) * n_j,   n_j = mean over the group of |v_j W_O^h|_1
 
 W_O^h is the part of the layer's output projection that reads query head h. n_j is computed once, when a token is read.
@@ -17,11 +18,11 @@ several layers together, such as headkv, is refused.
 
 Defaults: rho 0.5, epsilon 1e-4, floor_alpha 0.2 as in paper and kvpress; window 32 as in the authors' code (kvpress
 64). As in kvpress, epsilon is added to an entry's mean score per query: its score divided by the number of queries in
-the base's window. If scores are negative, the layer's lowest is subtracted from all.
+the base's window. The lowest score of the layer is subtracted from all, because scores may be negative.
 
-Traps: protected entries count in stage 1. If rho C_h is below the window, stage 1 therefore chooses no other entry;
-with `window_in_stage1=false`, protected entries do not count there. Epsilon is as large as the scores of long prompts,
-so it decides among tokens with little attention. If a layer gates the output of attention, the norm ignores the gate.
+Traps: if rho C_h is at most the window, stage 1 chooses no entry beside the protected ones; with
+`window_in_stage1=false`, they do not count there. Epsilon is as large as the scores of long prompts, so it decides
+among tokens with little attention. If a layer gates the output of attention, the norm ignores the gate.
 """
 
 from __future__ import annotations

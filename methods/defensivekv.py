@@ -8,17 +8,21 @@ The last w = `window` queries of the prompt attend to all entries. Per KV head, 
           attention is pooled along the text, and scaled so that pooling does not change its sum.
     s_j = max(m_j, mean of m) * n_j / (sum of n_j over the KV heads)
 
-n_j is the norm of criticalkv: mean over the group of |v_j W_O^h|_1. Some entries of a head are forced to stay: those
-with the most mean attention, as many as together get less attention than `mass` minus a bias (option `bias`). Their
-number is at most int((N - w) C / N) - w, with N entries in the head and budget C. Forced entries and the window get the
-score of the layer's best entry. The heads of a layer share its budget (Ada form); with level=model (Layer-DefensiveKV)
-the heads of all layers share one budget. No head has a minimum.
+n_j is the norm of criticalkv: mean over the group of |v_j W_O^h|_1. The heads of a layer share its budget (Ada form);
+with level=model (Layer-DefensiveKV) the heads of all layers share one budget. No head has a minimum.
 
-bias=released is the attention to the w entries before the window, a mean over queries and heads: the released code
-removes the window first, and then takes the last w remaining entries for the window. bias=window is the attention to
-the window. norm=heads follows the released code; with one KV head, values then have no effect. norm=tokens divides n_j
-by its sum over the entries. Defaults: window 32, average pooling of 5, mass 0.9. Trap: if int((N - w) C / N) is below
-w, the released limit on forced entries is negative and forces nearly all; here the limit is then 0.
+Some entries of a head are forced to stay: those with the most mean attention, as many as together get less attention
+than `mass` minus a bias, but at most int((N - w) C / N) - w, with N entries in the head and budget C. Forced entries
+and the window get the score of the layer's best entry.
+
+    bias=released  the attention to the w entries before the window, a mean over queries and heads: the released code
+                   removes the window first, and then takes the last w remaining entries for the window
+    bias=window    the attention to the window
+    norm=heads     s_j as above, as in the released code; with one KV head, values then have no effect
+    norm=tokens    n_j is divided by its sum over the entries instead
+
+Defaults: window 32, average pooling of 5, mass 0.9. Trap: if int((N - w) C / N) is below w, the released limit on
+forced entries is negative and forces nearly all; here the limit is then 0.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ from kvbench.registry import methods
 class DefensiveKV(Method):
     paper = "Feng et al., arXiv 2510.13334"
 
-    window: int = option(32, "last queries of the prompt that vote and always stay", low=1)
+    window: int = option(32, "last tokens of the prompt: their queries vote, and they always stay", low=1)
     kernel: int = option(5, "average-pooling width, 1 for none", low=1, odd=True)
     level: Literal["layer", "model"] = option(
         "layer", "layer: entries compete over the heads of each layer; model: over the heads of all layers"

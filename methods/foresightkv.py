@@ -7,14 +7,13 @@ computes phi, large for entries to be dropped (Eq. 6). `features=paper6` is the 
 `features=released8` is the longer list of the released code, which the published checkpoints need; `features=attn`
 leaves out key and value (the ablation in the paper's Table 5).
 
-The newest entries always stay. To drop n of the others, the 2 n entries with the largest phi become candidates
-(`pool=2`). Of these, n are drawn without replacement with probabilities softmax(phi). In the paper this is better than
-to drop the n largest (`sampling=false`) or to draw from all entries. The draw is a hash of sample, eviction, layer,
-head and position.
+The newest entries always stay: those of the L tokens since the last eviction, but at most a quarter of the budget.
+`recent` sets another number. In the paper L is 256, in its evaluation code 128, at a budget of 1024 or more; there L
+never exceeds the quarter.
 
-The newest entries are those of the L tokens since the last eviction. In the paper L is 256, in its evaluation code 128,
-at a budget of 1024 or more. If L is more than a quarter of the budget, which does not occur in the paper, only a
-quarter of the budget stays as the newest entries. `recent` sets another number.
+To drop n of the others, the 2 n entries with the largest phi become candidates (`pool=2`). Of these, n are drawn
+without replacement with probabilities softmax(phi). In the paper this is better than to drop the n largest
+(`sampling=false`) or to draw from all entries. The draw is a hash of sample, eviction, layer, head and position.
 
 The released evaluation overwrites the decayed sum of attention with the plain sum; `compat=reference` reproduces this.
 The released code has a layer norm that it never applies, and fails if fewer than 2 n entries compete; here all of these
@@ -90,9 +89,10 @@ class ForesightKV(Method):
         return Protect(recent=max(1, budget // 4), by_interval=True)
 
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
-        """Add the attention of a block of queries to the statistics of its chunk (the tokens between two evictions).
+        """Add the attention of a block of queries to the statistics of its chunk: the prompt, or the tokens of a tick.
 
-        When a new chunk begins, the former chunk's sum is added to the decayed sum.
+        An eviction within the prompt also begins a new chunk. When a chunk begins, the former chunk's sum is added to
+        the decayed sum, which decays first if there was an eviction.
         """
         group = view.queries.shape[1] // view.keys.shape[1]
         old = {column.name: stacked(view.columns, column.name, group) for column in self.columns()}

@@ -8,12 +8,16 @@ the forms of `kvbench.eviction.terms.window_vote`. Ranking: lam F_j - (1 - lam) 
 divided by its maximum in a head.
 
 Defaults: window 16, form max, alpha 0.8, lam 0.5, as in the released scripts (the released class has window 8 and lam
-0.1). Other forms of the released code are options. `redundancy=false` ranks by F alone. `kernel` pools F for ranking
-only (SnapKV + global). `gamma` adds gamma * std over the window's queries to the local score ("attention shift", after
-CAKE; the code uses gamma 200). `form=local` keeps no memory; with `norm=false` it gives the code's plain local score.
+0.1). Other forms of the released code are options:
+
+    redundancy=false  ranks by F alone
+    kernel            pools F for ranking only (SnapKV + global)
+    gamma             adds gamma * std over the window's queries to the local score ("attention shift", after CAKE; the
+                      code uses gamma 200)
+    form=local        keeps no memory; with norm=false it gives the code's plain local score
 
 The default follows the released Triton kernel. `compat=reference` follows the released PyTorch code, which differs in
-one point: if a key has no similar key, it replaces the similarity between this key and entry 0 by 0.
+one point: for a key without a similar key, the similarity to entry 0 is replaced by 0.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ class GKV(WindowVote):
     paper = "Liao et al., arXiv 2512.00504"
     stacked = True
 
-    window: int = option(16, "newest queries that vote and always stay", low=1)
+    window: int = option(16, "newest tokens: their queries vote, and they always stay", low=1)
     form: Literal["max", "mean", "sum", "local"] = option(
         "max",
         "score F from local score s and from F' at the previous eviction. max: the larger of alpha F' and s; "

@@ -14,9 +14,9 @@ mean over a long block hides an entry that a single query needs. With `within=me
 can therefore do better than golden (docs/replay.md has the figures). A yardstick must not depend on the interval, so
 the default is `max`.
 
-In the paper the newest L entries, the tokens since the last eviction, stay; the C older ones compete (C: the budget).
-If L were at least C, no choice would be left. The oracle also knows the future of the newest entries. So here all
-entries compete; `recent` sets how many of the newest stay.
+The oracle also knows the future of the newest entries, so here all entries compete; `recent` sets how many of the
+newest stay. In the paper the newest L entries, the tokens since the last eviction, stay, and the C older ones compete
+(C: the budget); if L were at least C, no choice would be left.
 
 golden is greedy and considers attention only, head by head: a strong yardstick, but not an optimum.
 """

@@ -9,9 +9,13 @@ Default: half of the budget is for recent tokens, as in the paper.
 
 The released code evicts at every step and needs one KV head per query head; kvbench takes the group's mean.
 `reduce_g=max` keeps a sum per query head and takes their maximum, as an option of KVCache-Factory does; `group` must
-then state the number of query heads per KV head. Other repositories call different methods "H2O". That of R-KV scores
-by the last query only. That of KVCache-Factory adds nothing to the sums while decoding. That of G-KV is
-`gkv form=sum window=1 redundancy=false`.
+then state the number of query heads per KV head.
+
+Other repositories call different methods "H2O":
+
+- In R-KV it scores by the last query only.
+- In KVCache-Factory it adds nothing to the sums while decoding.
+- In G-KV it is `gkv form=sum window=1 redundancy=false`.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ class H2O(Method):
     paper = "Zhang et al., arXiv 2306.14048"
     stacked = True
 
-    recent: float = option(0.5, "recent tokens: below 1 a share of the budget, otherwise a number of tokens", low=0)
+    recent: float = option(0.5, "newest tokens that always stay; below 1: a share of the budget", low=0)
     reduce_g: Literal["mean", "max"] = option("mean", "how the query heads of a group become one score")
     group: int = option(1, "query heads per KV head; needed with reduce_g=max only", low=1)
 
@@ -50,7 +54,8 @@ class H2O(Method):
             return {"acc": view.columns["acc"] + view.attend(reduce_g="mean", reduce_q="sum")}
         sums = view.attend(reduce_g=None, reduce_q="sum")  # [b, Hk, g, N]
         if sums.shape[2] != self.group:
-            raise OptionError("group", f"must be {sums.shape[2]} for this model; got {self.group}.")
+            need = f"must be {sums.shape[2]} for this model with reduce_g=max"
+            raise OptionError("group", f"{need}; give --method-opt h2o.group={sums.shape[2]}.")
         return {name: view.columns[name] + sums[:, :, head] for head, name in enumerate(self._names)}
 
     def score(self, view: LayerView) -> torch.Tensor:

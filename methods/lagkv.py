@@ -48,7 +48,7 @@ class LagKV(Method):
     value_weight: float = option(1.0, "weight of the value's score; that of the key's is 1", low=0)
     cross: bool = option(False, "compare scores between partitions, not ranks (form=budget)")
     form: Literal["budget", "rate"] = option(
-        "budget", "budget: evict to the budget; rate: no budget, every partition keeps the share keep"
+        "budget", "budget: evict to the budget; rate: no budget, every partition keeps the share `keep`"
     )
     keep: float = option(0.2, "share of a partition that stays (form=rate)", low=0, high=1)
 

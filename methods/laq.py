@@ -42,7 +42,7 @@ class LAQ(Method):
     inner: str = option(
         "snapkv", "method that evicts from the draft's copy of the prompt's cache, as NAME(OPTION=VALUE)"
     )
-    w2: int = option(8, "last prompt tokens that vote too and always stay", low=0)
+    w2: int = option(8, "last tokens of the prompt: their queries vote too, and they always stay", low=0)
     kernel: int = option(7, "max-pooling width, 1 for none", low=1, odd=True)
 
     def __post_init__(self) -> None:
@@ -53,7 +53,7 @@ class LAQ(Method):
         if not (inner.takes_budget and apart) or inner.weights() is not None or inner.per_query_head:
             raise OptionError(
                 "inner",
-                f"must name a method that scores KV heads from the newest queries alone, "
+                "must name a method that takes a budget and scores KV heads from the newest queries alone, "
                 f"without state or weights; got {quote(self.inner)}.",
             )
 

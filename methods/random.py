@@ -7,11 +7,11 @@ Default: the newest 16 stay. Without them a model loses its current sentence, an
 also the eviction interval; here R is `recent`. Let C be the budget, and P the smaller of the prompt's length and
 C - recent - 1. At most the first P tokens of the prompt are protected:
 
-    all   these P tokens stay (the paper's `random_pp`)
-    cap   of these P, the first `cap` tokens stay, and every second one after them (the paper's `random_pcap`)
+    prompt=all   all P tokens stay (the paper's `random_pp`)
+    prompt=cap   of the P tokens, the first `cap` (an option) stay, and every second one after them (`random_pcap`)
 
-All other tokens are drawn anew at every eviction. Trap: if the prompt is longer than C - recent - 1, `all` leaves room
-for one drawn token only, as in the released code.
+All other tokens are drawn anew at every eviction. Trap: if the prompt is longer than C - recent - 1, prompt=all leaves
+room for one drawn token only, as in the released code.
 """
 
 from __future__ import annotations

@@ -8,10 +8,13 @@ recent key j that is similar to it (cosine > threshold), if there is one: in j's
 Defaults: window 8, kernel 7, threshold 0.5, lam 0.1 as in the README (the released class and script have 0.07).
 
 In the paper similarities below the threshold count as 0; the released code, followed here, keeps them, and a key spares
-one at most. `compat=reference` reproduces the rest of the code: the cache stays in score order, so pooling and "most
-recent" go by rank; a key without a similar key spares the first entry of the cache; and the method also runs when the
-cache holds exactly its budget. Not reproduced: the code scores every sequence of a batch with the redundancy of the
-first.
+one at most. `compat=reference` reproduces the rest of the code:
+
+- The cache stays in score order, so pooling and "most recent" go by rank.
+- A key without a similar key spares the first entry of the cache.
+- The method also runs when the cache holds exactly its budget.
+
+Not reproduced: the code scores every sequence of a batch with the redundancy of the first.
 
 `global_score=max|mean|sum` replaces I by the global score of G-KV (`kvbench.eviction.terms.window_vote`), pooled. The
 global score is at most about 1 per entry, but R sums to 1 over a head. So R is divided by its maximum in the head, as
@@ -37,7 +40,7 @@ class RKV(WindowVote):
     paper = "Cai et al., arXiv 2505.24133"
     stacked = True
 
-    window: int = option(8, "newest queries that vote and always stay", low=1)
+    window: int = option(8, "newest tokens: their queries vote, and they always stay", low=1)
     kernel: int = option(7, "max-pooling width, 1 for none", low=1, odd=True)
     lam: float = option(0.1, "weight of attention; 1 - lam is the weight of redundancy", low=0, high=1)
     threshold: float = option(0.5, "cosine above which two keys count as similar", low=0, high=1)

@@ -42,7 +42,7 @@ class RPC(Method):
         "fixed", "fixed: evict to a budget; native: the paper's schedule without a budget, the cache grows"
     )
     P: int = option(1024, "generated tokens between two evictions (form=native)", low=1)
-    R: int = option(32, "newest tokens, which vote and always stay", low=1)
+    R: int = option(32, "newest tokens: their queries vote, and they always stay", low=1)
     c: float = option(4.0, "one of every c generated tokens stays (form=native)", low=1)
     kernel: int = option(7, "pooling width, 1 for none", low=1, odd=True)
     pool: Literal["avg", "max"] = option("avg", "kind of pooling")

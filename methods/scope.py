@@ -21,10 +21,13 @@ protection keeps more newest tokens than `recent`, its number replaces `recent`.
 
 Defaults: share 0.8, as in the paper's 2,048 + 512 entries, and delta 15; the paper's `recent` is 256 of 512, here 16.
 
-Traps of the released code: its prompt part is the first 2,048 entries, so after a shorter prompt the first generated
-tokens always stay (here the answer gets the room). It scores query heads separately, each with its own copy of the
-entries. All sequences of a process share one step counter, which is not reset between them. There is one variant for
-each method that evicts the prompt, and one that does not evict it.
+Traps of the released code:
+
+- Its prompt part is the first 2,048 entries, so after a shorter prompt the first generated tokens always stay (here the
+  answer gets the room).
+- It scores query heads separately, each with its own copy of the entries.
+- All sequences of a process share one step counter, which is not reset between them.
+- There is one variant for each method that evicts the prompt, and one that does not evict it.
 """
 
 from __future__ import annotations

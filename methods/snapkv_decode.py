@@ -35,7 +35,9 @@ class SnapKVDecode(WindowVote):
     stacked = True
 
     variant: Literal["rkv", "gkv"] = option("rkv", "repository whose decoding form is used")
-    window: int | None = option(None, "newest queries that vote and always stay; none: 8 (rkv) or 16 (gkv)", low=1)
+    window: int | None = option(
+        None, "newest tokens: their queries vote, and they always stay; none: 8 (rkv) or 16 (gkv)", low=1
+    )
     kernel: int | None = option(None, "width of max pooling; 1: no pooling; none: 7 (rkv) or 5 (gkv)", low=1, odd=True)
     compat: Literal["none", "reference"] = option(
         "none", "reproduce the R-KV code: entries stored in score order (rkv only)"

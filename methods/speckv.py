@@ -33,7 +33,7 @@ class SpecKV(Method):
 
     draft: str | None = option(None, "folder or hub name of the draft model; it must share the tokenizer (required)")
     n: int = option(64, "tokens that the draft model writes", low=1)
-    window: int = option(32, "last prompt tokens that vote too and always stay", low=1)
+    window: int = option(32, "last tokens of the prompt: their queries vote too, and they always stay", low=1)
     reduce: Literal["max", "mean"] = option("max", "how votes of queries and of query heads are merged")
     kernel: int = option(7, "max-pooling width, 1 for none", low=1, odd=True)
 

@@ -9,8 +9,9 @@ entries (C: the budget); no entry is protected (`recent` 0). `kvbench train trim
 `kvbench weights import` imports published gates.
 
 The released code adds one to every age (`age_offset=1`), which changes the order because age multiplies log beta. The
-code's `knorm_alpha` is `knorm=true` here, its sliding window `recent`. The code evicts when a head holds C + buffer
-entries (buffer 128; 32 in its examples); here the method evicts at ticks, so the interval takes the buffer's place.
+code's `knorm_alpha` is `knorm=true` here, its `sliding_window_size` is `recent`. The code evicts when a head holds
+C + buffer entries (buffer 128; 32 in its examples); here the method evicts at ticks, so the interval takes the buffer's
+place.
 """
 
 from __future__ import annotations

@@ -4,13 +4,13 @@ Paper: VaSE, arXiv 2606.03928.
 
 The newest `window` tokens and the first `sinks` always stay. Of the other entries these stay:
 
-    large   those with the largest range max_d v_jd - min_d v_jd: `large` entries, less the number of sinks
+    large   those with the largest range max_d v_jd - min_d v_jd: together with the sinks, `large` entries
     drawn   as many as the budget still has room for, drawn without replacement with probabilities proportional to a_j
 
 a_j is the attention that the newest `window` queries pay to entry j: softmax over all older entries, mean over queries
 and group, average pooling. The draw takes the entries with the largest a_j / e_j. Here e_j = -log u_j, where u_j is a
-hash of sample, eviction, layer, head and position. `draw=false` takes the largest a_j; with
-`sinks=0` too, it is the paper's ablation range_attn.
+hash of sample, eviction, layer, head and position. `draw=false` takes the largest a_j; with `sinks=0` too, it is the
+paper's ablation range_attn.
 
 Defaults as in the released scripts: window 64, a quarter of the budget for large values (class: 200 entries), pooling
 of 5. In the released code the window is also the interval between evictions, and the budget must be a multiple of it.
@@ -38,7 +38,7 @@ class VaSE(Method):
     paper = "VaSE, arXiv 2606.03928"
     stacked = True
 
-    window: int = option(64, "newest queries that vote and always stay", low=1)
+    window: int = option(64, "newest tokens: their queries vote, and they always stay", low=1)
     large: float = option(
         0.25,
         "entries kept for their value's range, sinks included: below 1 a share of the budget, otherwise a number",

@@ -5,13 +5,16 @@ given events must stand in given entries.
     longgenbench/long    300 to 365 entries of about 100 words, up to 32,000 tokens
 
 Prompts are raw text, as in the released script: they end with the head of the first entry, which the model continues
-(temperature 0.95, top-p 0.95, until "*** finished"). A judge says for each event whether the event's entry mentions it
-(`kvbench.scoring.longgenbench`). An event is asked for once, in a range of entries, or periodically. The scores `once`,
-`range` and `periodic` are the shares of the events of each kind that stand in their wanted entry; an event whose entry
-was not written counts as missing. `score` is the mean over the kinds that a question has (the paper's STIC-2, for one
-question). `once_written`, `range_written` and `periodic_written` are the same shares among the events whose entry was
-written, as in the released script. `completion` is the share of entries that were written; it needs no judge. The
-category is the noun of the entries, such as "Week".
+(temperature 0.95, top-p 0.95, until "*** finished"). An event is asked for once, in a range of entries, or
+periodically. A judge says for each event whether the event's entry mentions it (`kvbench.scoring.longgenbench`).
+
+    once, range, periodic  share of the events of this kind that stand in their wanted entry; an event whose entry was
+                           not written counts as missing
+    score                  mean over the kinds that a question has (the paper's STIC-2, for one question)
+    once_written, ...      the same shares among the events whose entry was written, as in the released script
+    completion             share of entries that were written; it needs no judge
+
+The category is the noun of the entries, such as "Week".
 
 The released script pools events over all questions before it takes shares, so its numbers differ a little from these
 means. Rows, columns and counts were read in the files of the GitHub repository at the pinned commit; the download from

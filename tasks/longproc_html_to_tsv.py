@@ -71,13 +71,17 @@ class HtmlToTsv(Task):
                 return documents(self, rows, lambda row: _doc(row, next(pages)), ids="task_id", lacks="")
         except (zipfile.BadZipFile, OSError, UnicodeDecodeError) as error:
             raise SetupError(
-                f"the pages of task {quote(self.name)} in {quote(file)} cannot be read: {error}."
+                f"the pages of task {quote(self.name)} in {quote(file)} cannot be read ({error}). Check its "
+                "permissions, or download it again."
             ) from None
 
 
 def _page(archive: zipfile.ZipFile, path: str) -> str:
     """Return a page's text with line ends as "\\n", as Python's text mode reads it."""
-    text = archive.read(posixpath.normpath(f"{FOLDER}/{path}")).decode("utf-8")
+    name = posixpath.normpath(f"{FOLDER}/{path}")
+    if name not in archive.NameToInfo:
+        raise KeyError(name)  # zipfile's own KeyError holds a sentence instead of the name
+    text = archive.read(name).decode("utf-8")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

@@ -7,12 +7,12 @@ hmmt_feb26   HMMT February 2026: 33 problems, the same
 brumo25      Brown University Mathematical Olympiad 2025: 30 problems, the same
 apex25       MathArena Apex 2025: 12 problems of several competitions that models rarely solve; the category is `source`
 
-Columns, split and row counts are those of the data sets' pages on the hub and of MathArena's configuration files;
-every column is named in one of them. The pinned commits are those of other public evaluation code; they were not
-compared with the hub. Columns:
-`problem_idx` (integer), `problem`, `answer`; `problem_type` (list of texts, which gives the category) for HMMT and
-BRUMO; `source` for Apex. MathArena itself asks with "Put your final answer within \boxed{}." and compares by a parser
-of its own; kvbench's prompts and scores are those of its other mathematics tasks.
+Columns: `problem_idx` (integer), `problem`, `answer`; `problem_type` (list of texts, which gives the category) for HMMT
+and BRUMO; `source` for Apex. Columns, split and row counts come from the data sets' pages on the hub and MathArena's
+configuration files. The pinned commits are those of other public evaluation code; they were not compared with the hub.
+
+MathArena itself asks with "Put your final answer within \boxed{}." and compares by a parser of its own; kvbench's
+prompts and scores are those of its other mathematics tasks.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def _doc(style: str, row: Mapping[str, Any]) -> Doc:
     name = str(row["id"])
     wanted = _wanted(row, name)
     if not isinstance(row["image"], Image):
-        raise SetupError(f"data of task 'mathvista': question {quote(name)} has several images, but must have one.")
+        raise SetupError(f"data of task 'mathvista': question {quote(name)} must have one image. Correct the row.")
     question = _text(row, "question", name) + (f" (Unit: {row['unit']})" if row["unit"] else "")
     options = [f"({chr(ord('A') + i)}) {choice}" for i, choice in enumerate(wanted.choices)]
     asked = "\n".join([f"Question: {question}", *(["Choices:", *options] if options else [])])
@@ -148,12 +148,17 @@ def _wanted(row: Mapping[str, Any], name: str) -> Wanted:
     known = wanted.kind in mathvista.KINDS and (wanted.kind != "float" or precision in (1, 2))
     options = {bool(choices), wanted.kind == "text", row["question_type"] == "multi_choice"}
     if not known or len(options) > 1:
-        raise SetupError(f"data of task 'mathvista': question {quote(name)} asks for an unknown form of answer.")
+        raise SetupError(
+            f"data of task 'mathvista': question {quote(name)} asks for an unknown form of answer. Correct its "
+            "'question_type', 'answer_type', 'precision' or 'choices'."
+        )
     return wanted
 
 
 def _text(row: Mapping[str, Any], column: str, name: str) -> str:
     """Return the text in a column of a question (`row`). Raises SetupError if there is none."""
     if not isinstance(row[column], str) or not row[column].strip():
-        raise SetupError(f"data of task 'mathvista': question {quote(name)} has no text in {quote(column)}.")
+        raise SetupError(
+            f"data of task 'mathvista': question {quote(name)} has no text in {quote(column)}. Correct the row."
+        )
     return str(row[column])

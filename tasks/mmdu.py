@@ -89,4 +89,4 @@ def _range(images: int) -> str:
 
 
 def _wrong(name: str, what: str) -> SetupError:
-    return SetupError(f"data of task 'mmdu': dialogue {quote(name)} {what}.")
+    return SetupError(f"data of task 'mmdu': dialogue {quote(name)} {what}. Correct the row.")

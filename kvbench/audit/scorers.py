@@ -61,7 +61,7 @@ def read_goldens(folder: Path) -> dict[str, list[Golden]]:
     """
     files = [path for path in sorted(folder.glob("*.jsonl")) if path.name in FILES]
     if not files:
-        raise UserError(f"{quote(folder)} holds no golden files; expected {', '.join(sorted(FILES))}.")
+        raise UserError(f"{quote(folder)} holds no results of official scorers; expected {', '.join(sorted(FILES))}.")
     return {path.name: [row for _, row in read_jsonl(path, str(path))] for path in files}
 
 
@@ -206,7 +206,7 @@ def _stats(row: Golden, pool: ScorePool) -> Values:
         case "paired_diff":
             compared = stats.paired(row["scores_a"], row["scores_b"], permutations=1)
             return {"mean_diff": compared.diff, "se_paired": compared.se}
-    raise UserError(f"golden with unknown metric {quote(row['metric'])}; use pass_at_k, cluster_se or paired_diff.")
+    raise UserError(f"the metric {quote(row['metric'])} is unknown; use pass_at_k, cluster_se or paired_diff.")
 
 
 FILES: dict[str, Callable[[Golden, ScorePool], Values]] = {

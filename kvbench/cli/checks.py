@@ -129,7 +129,8 @@ def _check_data(config: RunConfig, problems: Problems) -> None:
         reads = f"task {these} reads" if len(idle) == 1 else f"tasks {these} read"
         if not data.is_dir():
             raise UserError(
-                f"--data {quote(config.data)} is a file, but {reads} no data. Leave out --data or the task."
+                f"--data {quote(config.data)} is a file, but {reads} no data. Leave out --data or "
+                f"{'the task' if len(idle) == 1 else 'these tasks'}."
             )
         problems.warn(f"{reads} no data; --data {quote(config.data)} has no effect there.")
 

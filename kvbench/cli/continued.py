@@ -189,8 +189,8 @@ def _check_template(run: str, path: str | None, record: Mapping[str, Any]) -> No
 def _check_hash(run: str, file: str, was: str | None, now: str) -> None:
     if was != now:
         raise UserError(
-            f"{file} ({now[:12]}) is not the file that run {quote(run)} began with ({(was or 'unknown')[:12]}). "
-            f"Give the file as it was, or {NEW_RUN}."
+            f"{file} (sha256 {now[:12]}) is not the file that run {quote(run)} began with (sha256 "
+            f"{(was or 'unknown')[:12]}). Give the file as it was, or {NEW_RUN}."
         )
 
 

@@ -16,7 +16,7 @@ def recipe_rows() -> list[dict[str, Any]]:
 
 
 def recipe_row(name: str) -> dict[str, Any]:
-    """Return a recipe with all settings: their defaults, and their values in each preset.
+    """Return a recipe with all settings: their defaults, and each preset's values that differ from the defaults.
 
     Raises UserError for an unknown name.
     """

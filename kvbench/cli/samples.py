@@ -38,17 +38,15 @@ def samples(folder: Path, wanted: str, method: str | None, questions: RunQuestio
     rows = read_run(folder).rows
     if method is not None:
         method = _method(folder, method, sorted(rows["method"].dropna().unique()))
+        rows = rows[rows["method"] == method]
     chosen = rows[
         (rows["doc_id"] == wanted) | (rows["row_key"] == wanted) | (rows["task"] + "/" + rows["doc_id"] == wanted)
     ]
-    if method is not None:
-        chosen = chosen[chosen["method"] == method]
     if chosen.empty:
         known = list(rows["doc_id"].dropna().unique())
-        hint = did_you_mean(wanted, known) or f" 'kvbench show {folder.name} --ids' lists its {len(known)} questions."
-        raise UserError(
-            f"run {quote(folder.name)} has no sample {quote(wanted)}{f' of {quote(method)}' if method else ''}.{hint}"
-        )
+        hint = did_you_mean(wanted, known) or f" 'kvbench show {folder} --ids' lists the questions."
+        under = f" under method {quote(method)}" if method else ""
+        raise UserError(f"run {quote(folder.name)} has no question or row {quote(wanted)}{under}.{hint}")
     texts = read_texts(folder).set_index("row_key")
     entries = [_plain(row) | _texts(texts, row["row_key"]) for _, row in chosen.iterrows()]
     return [_with_question(entry, questions) for entry in entries]

@@ -4,8 +4,8 @@ the comparison tests.
     write(Path("results/baselines/ci.json"), side)
     read(Path("results/baselines/ci.json"))          # the same side, named by the path, without run folders and notices
 
-For each question the file holds the score of every sample, two characters of every answer's hash, and numbers of all
-answers together, such as the sum of their tokens. The file holds every single score and not their sum, because a
+For each question the file holds the score of every sample, two characters of every answer's hash, and sums and maxima
+over all answers, such as the sum of their tokens. The file holds every single score and not their sum, because a
 comparison uses only the samples that both sides have. The file also holds a checksum of its content. A file may come
 from a stranger's repository, so sizes, types, names and ranges are checked before anything uses them.
 """

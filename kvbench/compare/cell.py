@@ -65,11 +65,14 @@ class Key:
 class Question:
     """The samples of one question in one cell.
 
-    asked: a hash of the question's prompt and sampling settings; None: unknown. scores: the score of each sample; None:
-    the sample has no score. marks: the marks of all samples, one after the other; a mark is two characters computed
-    from an answer's hash. answers: the number of samples with an answer. totals: sums over these answers, such as their
-    tokens, by the names in `COUNTS`. entries: three numbers (`ENTRIES`), each a maximum over these answers: entries
-    held after an eviction, entries held at any time, and budget plus interval; None: unknown.
+    Attributes:
+        asked: a hash of the question's prompt and sampling settings; None: unknown.
+        scores: the score of each sample; None: the sample has no score.
+        marks: the marks of all samples, one after the other; a mark is two characters computed from an answer's hash.
+        answers: the number of samples with an answer.
+        totals: sums over these answers, such as their tokens, by the names in `COUNTS`.
+        entries: three numbers (`ENTRIES`), each a maximum over these answers: entries held after an eviction, entries
+            held at any time, and budget plus interval; None: unknown.
     """
 
     cluster: str
@@ -98,12 +101,17 @@ class Question:
 class Cell:
     """One cell of one side.
 
-    run: the names of the runs that its rows come from. headline: the name of the score that is compared. facts: the
-    values of `facts.FACTS` (versions, settings, machine) as text; None: unknown. figures: memory, speed and share of
-    time spent on evictions, over all answers, by name; unknown figures are absent. digest: a hash of all answers.
-    bounded: whether the budget also bounds generated entries. options: all options of the method, as JSON text.
-    decisions: by question, which entries the cell's method kept while it read a stored answer to the question again;
-    empty if no decisions were recorded.
+    Attributes:
+        run: the names of the runs that its rows come from.
+        headline: the name of the score that is compared.
+        bounded: whether the budget also bounds generated entries.
+        facts: the values of `facts.FACTS` (versions, settings, machine) as text; None: unknown.
+        figures: memory, speed and share of time spent on evictions, over all answers, by name; unknown figures are
+            absent.
+        digest: a hash of all answers.
+        options: all options of the method, as JSON text.
+        decisions: by question, which entries the cell's method kept while it read a stored answer to the question
+            again; empty if no decisions were recorded.
     """
 
     key: Key

@@ -1,11 +1,13 @@
 """The facts about a cell, such as versions and settings, and what it means for a comparison if two cells differ in a
 fact.
 
-A fact belongs to one of three classes. `SUBJECT`: facts whose effect a regression run is meant to test; the comparison
-lists differences. `SURROUNDINGS`: facts that may change the last bits of logits, and so the answers; the comparison
-lists differences in a separate note. `REFUSED`: facts that must be equal; if both sides know such a fact and it
-differs, scores cannot be compared, and the comparison ends with an error. `MAPPED` lists the facts of `REFUSED` that
-may differ between two models that --map pairs.
+A fact belongs to one of three classes:
+
+- `SUBJECT`: a regression run is meant to test the fact's effect. The comparison lists differences.
+- `SURROUNDINGS`: the fact may change the last bits of logits, and so the answers. The comparison lists differences in a
+  separate note.
+- `REFUSED`: the fact must be equal. If both sides know it and it differs, the comparison ends with an error. `MAPPED`
+  lists the facts of this class that may differ between two models that --map pairs.
 """
 
 from __future__ import annotations
@@ -132,9 +134,9 @@ def differences(base: Cell, new: Cell, *, mapped: bool = False) -> list[Differen
 
 
 def refuse(base: Cell, new: Cell, found: list[Difference]) -> None:
-    """Raise UserError if two cells cannot be compared. They cannot be compared if they differ in a fact that must be
-    equal (class "refused"), in the name of the compared score, or in the prompt or sampling of a question. A prompt or
-    sampling that is unknown on one side is not compared. found: the result of `differences`."""
+    """Raise UserError if two cells cannot be compared, because they differ in a fact that must be equal (class
+    "refused"), in the name of the compared score, or in the prompt or sampling of a question. A prompt or sampling that
+    is unknown on one side is not compared. found: the result of `differences`."""
     for difference in found:
         if difference.kind == "refused":
             word, mine, theirs = WORDS[difference.name], _shown(difference.base), _shown(difference.new)

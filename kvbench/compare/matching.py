@@ -137,8 +137,8 @@ def _renamed(side: Side, mapping: Mapping[str, str], aside: Sequence[Key]) -> di
         known = replace(key, model=model, method=method)
         if known in found:
             raise UserError(
-                f"--map: {quote(side.name)} has several cells for {known.cell}; map the method with its options, as in "
-                f"{quote(key.method)}."
+                f"--map: {quote(side.name)} has several cells for {known.cell}. Map only one of them, a method with "
+                f"its options, as in {quote(key.method)}."
             )
         found[known] = cell
     if unused:
@@ -160,7 +160,7 @@ def _refuse_near(cell: Cell, others: Sequence[Cell]) -> None:
             continue
         for name in ("model", "interval", "seed"):
             if (a := getattr(mine, name)) != (b := getattr(theirs, name)):
-                remedy = " --map A=B compares two models on purpose." if name == "model" else ""
+                remedy = " --map BASE=NEW compares two models on purpose." if name == "model" else ""
                 raise UserError(not_comparable(cell, other, SAME[name], quote(a), quote(b)) + remedy)
 
 
@@ -169,7 +169,7 @@ def _refuse_tasks(base: Side, new: Side, old: Mapping[Key, Cell], now: Mapping[K
     if not {*old} & {*now}:
         raise UserError(
             f"{quote(base.name)} and {quote(new.name)} share no cell: {_few(old)}, against {_few(now)}. "
-            "Cells pair by model, task, method, budget, interval and seed; --map A=B pairs two methods or models."
+            "Cells pair by model, task, method, budget, interval and seed; --map BASE=NEW pairs two methods or models."
         )
     for task in sorted({key.task for key in old if key in now}):
         asked = [{q for key, cell in side.items() if key.task == task for q in cell.questions} for side in (old, now)]

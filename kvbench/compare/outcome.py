@@ -7,9 +7,10 @@ Verdicts of a cell:
     same            all answers and their scores are equal
     differs         answers differ although everything that decides tokens is equal: the code is not deterministic
     no worse than M the lower bound of the difference is above -M
-    worse           the one-sided paired test rejects "no drop", after Holm's correction over all cells of the tier
-    undecided       neither "no worse" nor "worse"; `drop` says how large a drop the test would find
     better          with a margin of 0: the lower bound of the difference is above 0
+    worse           the bound is at most -M, and the one-sided paired test rejects "no drop", after Holm's correction
+                    over all cells of the tier
+    undecided       the bound is at most -M, and the test does not reject; `drop` says how large a drop it would find
     missing         new lacks something that base has: the cell, a score of a sample, or a figure with a limit
                     (in an unfinished run, missing scores and figures do not count)
 """

@@ -66,8 +66,8 @@ def plans(side: Side, policy: Policy) -> Iterator[Plan]:
 def needed(variance: float, margin: float) -> int:
     """Return how many questions are needed to show "no worse than the margin" with 80% power; at least 5.
 
-    variance: the variance of a question's difference between two runs. With variance 0, the result is how many
-    questions without a change show that the share of all questions whose scores fall is at most the margin. A result
+    variance: the variance of a question's difference between two runs. If it is 0, no score varies; the result is then
+    how many unchanged questions show that the scores of at most the share `margin` of all questions fall. A result
     above `MOST_QUESTIONS` means only that more than `MOST_QUESTIONS` are needed.
     """
     if variance == 0:  # no score varies: bound the share of all questions that may differ

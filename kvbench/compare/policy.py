@@ -83,7 +83,7 @@ def read_policy(path: Path) -> Policy:
         document = tomllib.loads(content(path, LARGEST).decode())
         _check_whole(document)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{quote(path)} cannot be read as a policy in TOML: {bare(error)}.") from None
+        raise UserError(f"gate file {quote(path)} cannot be read as TOML: {bare(error)}.") from None
     return _policy(document, bare(path))
 
 

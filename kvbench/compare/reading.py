@@ -185,8 +185,8 @@ def _questions(key: Key, rows: Rows, headline: str) -> Iterator[tuple[str, Quest
     for place, (question, sample) in enumerate(zip(texts["doc_id"], _samples(key, rows))):
         if sample in places.setdefault(question or "", {}):
             raise UserError(
-                f"{key.cell}: {bare(rows.text(RUN).names[rows.text(RUN).codes[place]])} repeats sample {sample} of "
-                f"question {quote(question)}; a side has each sample once. Name fewer runs."
+                f"{key.cell}: run {quote(rows.text(RUN).names[rows.text(RUN).codes[place]])} repeats sample {sample} "
+                f"of question {quote(question)}, which BASE or NEW may have only once. Name fewer runs."
             )
         places[question or ""][sample] = place
     for question in sorted(places):

@@ -43,12 +43,15 @@ class Tested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The verdict on one cell. name: worse, no worse, better or undecided. drop: the smallest true drop of the mean
-    score that the test finds with 80% power.
+    """The verdict on one cell.
 
-    p: the p-value after Holm's correction; with two stages but without the second seed, the uncorrected p-value of the
-    first stage. again: whether the user must run the second seed. True with two stages, if the second seed was not run,
-    the cell is undecided, and the test of the first stage rejects "no drop".
+    Attributes:
+        name: worse, no worse, better or undecided.
+        p: the p-value after Holm's correction; with two stages but without the second seed, the uncorrected p-value of
+            the first stage.
+        drop: the smallest true drop of the mean score that the test finds with 80% power.
+        again: whether the user must run the second seed: it was not run, the cell is undecided, and the test of the
+            first stage rejects "no drop". Always False with one stage.
     """
 
     name: str

@@ -17,5 +17,5 @@ def content(path: Path, most: int) -> bytes:
     except OSError as error:
         raise UserError(f"cannot read {quote(path)} ({reason(error)}). Check its path and permissions.") from error
     if len(data) > most:
-        raise ValueError(f"it is larger than {most >> 20} MiB")
+        raise ValueError(f"it is larger than {most >> 20} MiB, the most that kvbench reads")
     return data

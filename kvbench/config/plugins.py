@@ -104,7 +104,7 @@ def check_same(
         if sha256 not in was and not more:
             raise UserError(
                 f"--plugin {quote(path)} ({sha256[:12]}) is none of the plug-ins that run {quote(run)} began with "
-                f"({bare(had)}). Give only those files, unchanged, or {NEW_RUN}."
+                f"({bare(had)}). Leave it out or give the original file, or {NEW_RUN}."
             )
     for sha256, name in was.items():
         if sha256 not in has:

@@ -209,8 +209,8 @@ class RunConfig(Settings):
     def hash(self) -> str:
         """Return a hash (16 hex digits) of the cells and of the settings that a continued run must keep.
 
-        The order of the cells does not matter. A setting with its default value does not enter the hash; only `limit`
-        always enters it. A later version can therefore add a setting without changing earlier hashes.
+        The order of the cells does not matter. A setting with its default value does not enter the hash, so that a
+        later version can add a setting without changing earlier hashes; only `limit` always enters it.
         """
         free = ("grids", *OPERATIONAL)
         identity = {k: v for k, v in self.to_dict().items() if k not in free and v != DEFAULTS[k]}

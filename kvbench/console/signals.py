@@ -80,8 +80,8 @@ def phase(tell: Callable[[], str]) -> Iterator[None]:
     """If a signal ends the block, raise `Interrupted` with the text that `tell` returns.
 
     `Interrupted` is also raised if a library discarded `Signalled`, the exception of the signal, and the block then
-    failed with an exception other than KVBenchError (see `came`). tell: called if `Interrupted` is raised. The thread
-    that watches for signals also calls `tell` if this thread ends the process inside the block.
+    failed with an exception other than KVBenchError (see `came`). tell: called when `Interrupted` is raised, or when
+    the thread that watches for signals ends the process inside the block.
     """
     _tellers.append(tell)
     try:

@@ -27,9 +27,7 @@ WIDE = 100  # characters per line if stdout is no terminal and COLUMNS is not se
 
 
 def prepare() -> None:
-    """Make printing safe with any stream (`kvbench.console.streams`), and let streams escape characters that the locale
-    cannot print.
-    """
+    """Repair the standard streams (`streams.repair`), and let them escape characters that the locale cannot print."""
     streams.repair()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

@@ -68,15 +68,15 @@ def adapted(model: Any, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
             module = places.get(name)
             if module is None:
                 raise SetupError(
-                    f"the adapter changes the linear layer {quote(name)}, which this model does not have. "
+                    f"the method's adapter changes the linear layer {quote(name)}, which this model does not have. "
                     "Use weights that were trained for this model."
                 )
             a, b = weights[f"A.{name}"], weights[f"B.{name}"]
             if (a.shape[1], b.shape[0]) != (module.in_features, module.out_features):
                 ours, theirs = [module.in_features, module.out_features], [a.shape[1], b.shape[0]]
                 raise SetupError(
-                    f"the adapter of layer {quote(name)} maps {theirs[0]} to {theirs[1]} features, but the model's "
-                    f"layer maps {ours[0]} to {ours[1]}. Use weights that were trained for this model."
+                    f"the method's adapter of layer {quote(name)} maps {theirs[0]} to {theirs[1]} features, but the "
+                    f"model's layer maps {ours[0]} to {ours[1]}. Use weights that were trained for this model."
                 )
             where = next(chain(module.parameters(), module.buffers()), a).device  # quantised layers have buffers
             hooks.append(module.register_forward_hook(_add(*(x.to(where) for x in (a, b, weights["scaling"])))))

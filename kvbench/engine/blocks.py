@@ -13,11 +13,13 @@ LOOK = 8  # most steps before the host looks at their tokens
 def block_length(sequences: Many[Sequence], trigger: Trigger, look: int, states: bool = False) -> int:
     """Return how many steps the device runs in one block, at most `look`.
 
-    The block ends at the first tick of any sequence, or when all answers have their maximum length. If any sequence is
-    in a conversation with stop strings, the block has 1 step: a longer block would write entries after the stop string,
-    which cannot be removed. states: whether layers of the model keep a state. If so, the block also has 1 step if any
-    sequence is in a conversation without stop strings, because further steps would change the states of a sequence that
-    has ended.
+    The block ends at the first tick of any sequence, or when all answers have their maximum length. It has 1 step in
+    two cases:
+
+    - A sequence is in a conversation with stop strings: further steps would write entries after the stop string, which
+      cannot be removed.
+    - A sequence is in any conversation, and layers of the model keep a state (`states`): further steps would change the
+      states of a sequence that has ended.
     """
     if any(s.request.conversation and (s.request.stop_strings or states) for s in sequences):
         return 1

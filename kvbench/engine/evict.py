@@ -1,10 +1,13 @@
 """Evictions while decoding: at a slot's tick the method decides which entries stay, and the cache drops the others.
 
-A view shows a method entries of one or several slots. A method that is not `stacked` gets one layer per view. A
-`stacked` method that decides about each layer alone may get several layers per view, all with equally many entries. A
-`stacked` method that decides about all layers together gets them in one view, padded to one length; if they do not fit
-into one view, it gets one layer per view. Decisions do not depend on which slots share a view.
-`cache.prompt.PromptCache` evicts while a prompt is read.
+A view shows a method entries of one or several slots. How many layers it shows depends on the method:
+
+- not `stacked`: one layer.
+- `stacked`, and decides about each layer alone: one or several layers, all with equally many entries.
+- `stacked`, and decides about all layers together: all layers, padded to one length. If they do not fit into one
+  view, or differ in more than their index (`Stack`): one layer.
+
+Decisions do not depend on which slots share a view. `cache.prompt.PromptCache` evicts while a prompt is read.
 """
 
 from __future__ import annotations

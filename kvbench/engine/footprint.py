@@ -85,14 +85,20 @@ def footprint(
 ) -> Footprint:
     """Estimate a cell's bytes on one device.
 
-    geometry: all attention layers, as `layout.fit` returns them. held: the size of a cache with one slot. prompt_rows:
-    most entries per head while a prompt is read. tail: see `layout.Lengths`. budget: entries per head of the cache;
-    None: the method takes no budget. interval: generated tokens between two evictions of a sequence. block, prefill:
-    `chunk` and `prefill` of `prefill.PromptReader`. at_once: bytes of scratch that one view of an eviction may take
-    (`stack.scratch_bytes`). gpu: whether the device is a GPU; else it is a CPU. backend, samplings: see
-    `plan.plan_cell`. images: two numbers, the most bytes that the model's vision part holds while it reads a prompt's
-    images, and the bytes that remain afterwards (`tower.tower_bytes`). part: this device's part of a model that is
-    divided among devices; None: the whole model.
+    Args:
+        geometry: all attention layers, as `layout.fit` returns them.
+        held: the size of a cache with one slot.
+        prompt_rows: most entries per head while a prompt is read.
+        tail: see `layout.Lengths`.
+        budget: entries per head of the cache; None: the method takes no budget.
+        interval: generated tokens between two evictions of a sequence.
+        block, prefill: `chunk` and `prefill` of `prefill.PromptReader`.
+        at_once: bytes of scratch that one view of an eviction may take (`stack.scratch_bytes`).
+        gpu: whether the device is a GPU; else it is a CPU.
+        backend, samplings: see `plan.plan_cell`.
+        images: the most bytes that the model's vision part holds while it reads a prompt's images, and the bytes that
+            remain afterwards (`tower.tower_bytes`).
+        part: this device's part of a model that is divided among devices; None: the whole model.
     """
     whole = layer_by_layer(method, prefill, states=bool(shape.states))
     stored, weights = geometry, shape.weight_bytes(dtype.itemsize)

@@ -53,9 +53,9 @@ class StepProgram:
         step: runs a step, and returns its logits [S, V]. It must be a function of tensors that are never reallocated.
         model: the model that the step runs. Its weights must not change afterwards.
         slots: number of slots, S.
-        restore: resets the tensors that a step changes. `step` runs twice, to see that it runs the same operations
-            again, and the program once, to compare their logits; `restore` runs between them. After that, and after a
-            failure, the caller must reset the tensors.
+        restore: resets the tensors that a step changes. It is called between three runs: two of `step`, to see
+            that its operations are the same again, and one of the program, to compare the logits. After the last run,
+            and after a failure, the caller must reset the tensors.
 
     Raises CaptureError when the step cannot be recorded (see `Recording`) or compiled, when its second run has other
     operations, when tensors that it changes share memory, and when the logits differ.
@@ -66,9 +66,9 @@ class StepProgram:
         recording = Recording(step, constants)
         restore()
         if not recording.same_as(Recording(step, constants)):
-            raise CaptureError("it runs other operations when it runs again")
+            raise CaptureError("the step runs other operations when it runs again")
         if _overlap(recording.changed):
-            raise CaptureError("it changes tensors that share memory")
+            raise CaptureError("the step changes tensors that share memory")
         self._inputs = recording.inputs
         self._program = _compiled(recording, model, packs(model, slots))
         restore()
@@ -95,7 +95,7 @@ def _compiled(recording: Recording, model: Any, packed: bool) -> Callable[..., t
     except Exception as error:  # whatever the compiler raises
         if faults.of_machine(error):
             raise
-        raise CaptureError(f"torch cannot compile it: {faults.first_line(error)}") from error
+        raise CaptureError(f"torch cannot compile the step: {faults.first_line(error)}") from error
     _newest[model] = _Compiled(kind, program)
     return program
 

@@ -55,7 +55,7 @@ class Recording:
 
 
 class _HostReads(TorchFunctionMode):
-    """Refuses, inside the block, reads of a tensor by the host that are no operations of torch."""
+    """Refuses the calls in `_READS` inside the block: with them the host reads a tensor, unseen by `_Mode`."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -42,10 +42,13 @@ class Rows:
 class Batch:
     """Sequences that a method decides about together, with the facts that the method may read. Tensors are [b].
 
-    seen: tokens read. longest: the largest of `seen`. evictions: evictions so far. allowed: entries per head that each
-    sequence may keep. layers: the layer of each element of axis 0, if one view may show several layers; else None.
-    together: the layers of this batch, all with the same sequences, if the method decides about all layers of the model
-    together; else empty.
+    Attributes:
+        seen: tokens read; longest: the largest of `seen`.
+        evictions: evictions so far.
+        allowed: entries per head that each sequence may keep.
+        layers: the layer of each element of axis 0, if one view may show several layers; else None.
+        together: the layers of this batch, all with the same sequences, if the method decides about all layers of the
+            model together; else empty.
     """
 
     seen: torch.Tensor

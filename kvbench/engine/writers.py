@@ -28,9 +28,9 @@ class BlockWriter:
     """Appends t tokens to a prompt's cache and attends causally.
 
     Args:
-        block: most queries per attention call, and per call of the observer. There is one exception: on a GPU an
-            attention call whose mask needs no memory gets all queries at once. The exception does not hold if the
-            observer gets the queries, or if the head dimension is above `WIDEST`.
+        block: most queries per attention call, and per call of the observer. On a GPU, an attention call gets all
+            queries at once if its mask needs no memory, the observer does not get the queries, and the head dimension
+            is at most `WIDEST`.
         observer: called with each block of queries of an evicted layer, once the block's keys are in the cache.
         finished: called with each layer after its attention; the forward pass does not read the layer again.
         heard: called with every attention call and its output.
@@ -125,8 +125,8 @@ class BlockWriter:
     def _mask(self, layer: PromptLayer, start: int, count: int, rows: int, call: AttentionCall) -> torch.Tensor | None:
         """Return the mask that `_attend` gives to attention.
 
-        If the layer needs no mask that takes memory (`_maskless`), this is the causal mask without elements from
-        `newest_rows`, or None. Otherwise it is an additive mask [b or 1, Hk or 1, count, rows].
+        If the layer needs no mask that takes memory (`_maskless`), this is the result of `newest_rows`: a causal mask
+        that stores no elements, or None. Otherwise it is an additive mask [b or 1, Hk or 1, count, rows].
 
         Layers with the same window and equally many entries share the mask.
         """

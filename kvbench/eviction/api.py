@@ -165,8 +165,8 @@ class Method(ABC):
     def unscored(self) -> int:
         """Return how many of the newest tokens the method cannot score, so that every protection must keep them.
 
-        By default, a method with Needs(queries="window") cannot score the tokens of this window, because their queries
-        score the older entries. The number counts only tokens that `protect` keeps. For other methods it is 0.
+        By default, a method with Needs(queries="window") cannot score those tokens of the window that `protect` keeps,
+        because their queries score the older entries. For other methods the number is 0.
         """
         needs = self.needs()
         return min(needs.width, self.protect(1 << 30).recent) if needs.queries == "window" else 0

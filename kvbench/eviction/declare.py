@@ -20,9 +20,13 @@ WHOLE = 1 << 40  # more tokens than any prompt has, for `Needs.prompt_hidden`
 class Needs:
     """Tensors that the engine must collect.
 
-    queries: which queries (after RoPE) the method sees. "last": the newest one. "window": the newest `window`.
-    "since_last": every query; the engine shows each to `Method.observe` exactly once. It shows the prompt's queries in
-    blocks while the model reads the prompt, and the queries of generated tokens at the sequence's next tick.
+    queries: which queries (after RoPE) the method sees:
+
+        none         no query
+        last         the newest query
+        window       the newest `window` queries
+        since_last   every query; the engine shows each to `Method.observe` exactly once: the prompt's in blocks while
+                     the model reads the prompt, those of generated tokens at the sequence's next tick
     """
 
     queries: Literal["none", "last", "window", "since_last"] = "none"

@@ -69,11 +69,10 @@ class LayerView:
         return self.layer
 
     def per_sequence(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x with an axis for the L layers whose entries are chosen together: [b, L, ...] with b sequences.
+        """Return x as [b, L, ...]: b sequences, and the L layers whose entries are chosen together.
 
-        A `LayerView` shows one layer, so L is 1. In a `StackView` axis 0 of x runs over layers and sequences. If its
-        layers choose their entries together, this function splits that axis into two. If each layer chooses its entries
-        separately, axis 0 stays as it is, and L is 1.
+        A `LayerView` shows one layer, so L is 1. In a `StackView` axis 0 of x runs over pairs of a layer and a
+        sequence. It is split if the layers choose their entries together. Otherwise b counts the pairs, and L is 1.
         """
         return x[:, None]
 
@@ -199,10 +198,10 @@ class LayerView:
     ) -> torch.Tensor:
         """Smooth scores [b, Hk, N] along the text over the entries marked in `among` (stride 1, same length).
 
-        Neighbours are the next cached entries in text order, or in `order` (indices as from `text_order`), which must
-        list the marked entries without gaps. Max pooling ignores all other entries. Average pooling counts them as 0
-        and divides by `kernel` at the ends too (zero padding), as the methods' released code does. Entries not in
-        `among` become -inf.
+        Neighbours are the next cached entries in text order or, if given, in `order` (indices as from `text_order`).
+        `order` must list the marked entries one after the other. Max pooling ignores all other entries. Average pooling
+        counts them as 0 and divides by `kernel` at the ends too (zero padding), as the methods' released code does.
+        Entries not in `among` become -inf.
         """
         if order is None:
             order = self.text_order()

@@ -21,7 +21,7 @@ class BatchImages:
     """The images of b prompts that are padded to t tokens.
 
     Attributes:
-        rows: for each prompt its images. Images without text between them count as one.
+        rows: the images of each prompt; a run of image tokens counts as one image.
         axes: [3, b, t] rotary positions; None for model families that rotate by the token's index.
         deltas: [b, 1] rotary position of the token after each prompt, minus that token's index, counted without pads.
     """

@@ -145,7 +145,7 @@ class KVBenchLM(TemplateLM):
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Return one generated text per request, in order. A request that occurs k times is answered by k samples."""
+        """Return one generated text per request, in order. An Instance that is k times in the list gets k samples."""
         repeats: dict[int, int] = {}
         numbered = []  # (request, sample)
         for instance in requests:

@@ -68,7 +68,10 @@ def _read(values: dict[str, Any]) -> ModelArgs:
         if key not in (*SETTINGS, *OWN):
             raise UserError(f"{unknown_key(key, (*SETTINGS, *OWN))} Options of a method are written METHOD.NAME=VALUE.")
         if key in TEXTS and not isinstance(value, str):
-            raise UserError(f"{key} was read as the number {value!r}; quote it: {key}='...'.")
+            raise UserError(
+                f"{key} was read as {value!r}, not as text; quote it, and keep the quotes from the shell: "
+                f"\"{key}='...'\"."
+            )
     if "plugin" in values:
         load_plugins(parse("plugin", PARSERS["plugin"], values["plugin"]))
     name = choose.canonical(values.get("method", "full"))

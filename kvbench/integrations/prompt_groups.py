@@ -61,10 +61,12 @@ def pads_before(mask: torch.Tensor | None, rows: int, tokens: int) -> list[int]:
         return [0] * rows
     real = mask.bool()
     if real.shape != (rows, tokens) or not bool((real.int().diff(dim=1) >= 0).all()):
-        raise UserError("EvictionCache takes left-padded prompts: pads may stand only before a prompt's first token.")
+        raise UserError(
+            "EvictionCache needs left-padded prompts (padding_side='left'), and an attention_mask of input_ids' shape."
+        )
     counts: list[int] = real.sum(dim=1).tolist()
     if not min(counts):
-        raise UserError(f"prompt {counts.index(0)} of the batch has no token, only pads; prompts are counted from 0.")
+        raise UserError(f"prompt {counts.index(0)} of the batch (counted from 0) has only pads; leave it out.")
     return [tokens - count for count in counts]
 
 

@@ -55,8 +55,8 @@ class EvictionCache(FixedBatch):
         budget: entries per layer and KV head after an eviction, or a share of the prompt, as a float or as text
             (``"25%"``); None only for a method that takes no budget.
         interval: generated tokens between two ticks.
-        max_tokens: most tokens of a prompt and its output together; default: the model's context. It sets the size
-            of the ring buffers of sliding-window layers and, for methods that do not bound the cache, of the cache.
+        max_tokens: most tokens of a prompt and its output together; default: the model's context. Caches that the
+            method does not bound get this size; sliding windows of at least this size count as full attention.
         seed: seed of the random numbers that some methods draw.
         tokenizer: the model's, for methods that let the model read additional text (kvzip).
 
@@ -264,7 +264,7 @@ class EvictionCache(FixedBatch):
 
     def _begin(self, call: AttentionCall, tokens: int) -> None:
         if self._seen + tokens > self.max_tokens:
-            raise UserError(f"the sequence outgrows this cache's max_tokens={self.max_tokens}; give a larger one.")
+            raise UserError(f"prompt and output exceed max_tokens={self.max_tokens}; raise it or generate less.")
         if self._writer is None:
             self._start(call, tokens)
         else:

@@ -65,11 +65,11 @@ def stored_scores(folder: Path, task: str) -> Right:
 
 
 def own_ratios(folder: Path, task: str, chosen: Sequence[Chosen]) -> dict[Chosen, list[tuple[str, float | None]]]:
-    """Return, for each method and budget in `chosen`, a list with a pair for each answer that a run generated with it.
+    """Return, by method and budget in `chosen`, a pair (cluster, ratio) for each of a run's answers.
 
-    Only answers with the status "ok" count. The first of a pair is the cluster of the answer's question. The second is
-    the Token Retention Ratio of the released script (see `analyses.retention_ratio`), or None if the answer is not
-    right. A method and budget without answers is left out.
+    Only answers with the status "ok" count. cluster: that of the answer's question. ratio: the Token Retention Ratio of
+    the released script (see `analyses.retention_ratio`), or None if the answer is not right. A method and budget
+    without answers is left out.
     """
     rows = read_rows(folder)
     rows = rows[(rows["task"] == task) & (rows["status"] == "ok")]

@@ -71,7 +71,7 @@ class Recorder:
 
     say: called with a message for each answer that is left out. on_read: called after each answer, even if the answer
     is left out. Its arguments are the method and question as one text, the number 1 (one answer), and the number of
-    tokens of the answer. The last is 0 if the answer cannot be read at all.
+    tokens of the answer (0 if the answer cannot be read at all).
     """
 
     loaded: LoadedModel

@@ -53,7 +53,10 @@ class Session:
             traces = self._traces(name, task, loaded)
             self.progress.end()
             if self.work.kinds and not traces:
-                raise UserError(f"task {quote(name)} has no answer to analyse; take more questions with --limit.")
+                raise UserError(
+                    f"task {quote(name)} has no answer to analyse; choose another question with --sample, or more with "
+                    "--limit."
+                )
             for interval, chosen in plans[name].items():
                 readings = len(traces) * (len(chosen) * self.work.methods + self.work.attention)
                 self.progress.task(name, readings, "readings")

@@ -65,8 +65,8 @@ def answer_with_full_cache(
     prompts = {p.doc_id: p for p in work.prompts if p.ids and p.max_tokens <= loaded.context}
     if not prompts:
         raise UserError(
-            f"task {quote(work.task.name)} has no question that fits the model's context. Choose another task, or "
-            "shorter answers with --max-new-tokens."
+            f"task {quote(work.task.name)} has no question that fits with its answer into the model's context of "
+            f"{loaded.context} tokens. Choose another task, or shorter answers with --max-new-tokens."
         )
     batches: dict[Sampling, list[Request]] = {}
     for prompt in prompts.values():
@@ -132,8 +132,8 @@ def stored_answers(
         )
     if not traces:
         raise UserError(
-            f"run {quote(folder)} has no answers with the full cache to {quote(work.task.name)}, which replay needs. "
-            "Name a run with the method full on this task."
+            f"run {quote(folder)} has no answers with the full cache to {quote(work.task.name)} that replay can read. "
+            "Give --run a run of the method full on this task."
         )
     return traces
 

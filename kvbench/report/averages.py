@@ -7,9 +7,9 @@ declares the group's means: their names and weights.
 Each mean belongs to one method at one budget. It covers the tasks of one group at one length and with equal settings,
 with the group's weights (`kvbench.report.weighted`). If a task is missing, there is no mean, and a note names the task.
 
-A group that was run at every length it has gets three further means. Each of them averages, over the lengths, the mean
-that the class declares first. The weights of the lengths are equal in one of them. In the other two the weights rise
-(inc) or fall (dec) linearly from the shortest length to the longest, as in RULER's paper (arXiv 2404.06654).
+A group that was run at all its lengths gets three further means, each over the lengths, of the mean that the class
+declares first. The weights of the lengths are equal, rise (inc) or fall (dec) linearly from the shortest length to the
+longest, as in RULER's paper (arXiv 2404.06654).
 """
 
 from __future__ import annotations

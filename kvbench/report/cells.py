@@ -272,8 +272,8 @@ def speed(rows: Rows) -> float:
 def speed_sd(rows: Rows) -> float:
     """Return the standard deviation of decoded tokens per second over batches. NaN with fewer than two batches.
 
-    Rows with equal decoding seconds count as one batch, because all samples that are decoded side by side have the same
-    decoding seconds. The seconds of evictions are measured for each sample separately.
+    Rows with equal decoding seconds count as one batch, because samples that are decoded in the same steps have equal
+    shares of the steps' time. Their seconds of evictions may differ: those of a prompt count for its own samples only.
     """
     import numpy as np
 

@@ -93,12 +93,11 @@ def longest_tokens(rows: Rows, later: Any) -> float:
 
 
 def evictable_share(rows: Rows, later: Any, layers: Mapping[str, Sequence[Layer] | None]) -> Any:
-    """Return, for each row, which share of memory methods may evict. The memory is what the row's sequence takes in the
-    full cache. The plan of a dry run states the same share.
+    """Return, for each row, the evictable share of the memory that the row's sequence takes in the full cache.
 
-    The rest of this memory holds sliding windows and states of recurrent layers. The share is NaN if the run's run.json
-    does not describe layers, or if the row has no measurements. later: the result of `later_tokens`. layers: the result
-    of `layers_of`.
+    The rest of this memory holds sliding windows and states of recurrent layers, which no method evicts. The plan of a
+    dry run states the same share. The share is NaN if the run's run.json does not describe layers, or if the row has no
+    measurements. later: the result of `later_tokens`. layers: the result of `layers_of`.
     """
     import numpy as np
 

@@ -97,9 +97,11 @@ def find_runs(names: Sequence[str], results: Path = Path("results")) -> list[Pat
                 raise UserError(f"{quote(name)} has no kvbench run (no {manifest.NAME}). Name a folder with runs.")
             runs_and_tables += inside
         else:
+            if not names:
+                raise UserError(f"there is no folder {quote(results)}. Name a run's folder, or a folder with runs.")
             runs = list_runs(results)
-            known = f" Runs in {bare(results)}: {', '.join(runs)}." if runs else ""
-            raise UserError(f"no run {quote(name)}.{did_you_mean(name, runs)}{known}")
+            there = f"Runs in {bare(results)}: {', '.join(runs)}." if runs else f"There are no runs in {bare(results)}."
+            raise UserError(f"no run {quote(name)}.{did_you_mean(name, runs)} {there}")
     return list(dict.fromkeys(runs_and_tables))
 
 
@@ -144,8 +146,8 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, skip: bool = Fa
             runs.append({"run": name, "path": str(path), "rows": len(tables[-1][1])})
     if not any(run["rows"] for run in runs):
         there = ", ".join(quote(r["run"]) for r in runs)
-        cause = f"there are no rows yet in {there}." if there else "no run can be read."
-        raise UserError("\n".join([*notices, f"{cause} Report again when a run has rows."]))
+        cause = f"there are no rows yet in {there}. Report again when a run has rows."
+        raise UserError("\n".join([*notices, cause if there else "no run can be read."]))
     rows, repeated = each_once(Rows.of(tables), dict(named))
     rows = _filled(rows)
     apart = [] if {"interval", agree.ALL} & {*group_by} else agree.intervals_apart(rows)

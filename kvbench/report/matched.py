@@ -31,13 +31,16 @@ OPTION = "protection"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matched:
-    """A method under a protection that replaces the method's own protection. matched: the method's score under this
-    protection. own: the method's score under its own protection; None if no run has it.
+    """A method under a protection that replaces the method's own protection.
 
-    protection_adds, scoring_adds, own_scoring: the differences that the docstring of the module defines. Each is None
-    if its two cells share no question (one of them may not have been run), or if they are the same cell. judged: the
-    verdict on `scoring_adds`. marked: whether generated entries are not bounded by the budget. idle: whether nothing
-    was evicted under this protection.
+    Attributes:
+        matched: the method's score under this protection.
+        own: the method's score under its own protection; None if no run has it.
+        protection_adds, scoring_adds, own_scoring: the differences that the module's docstring defines. Each is None if
+            its two cells share no question (one of them may not have been run), or if they are the same cell.
+        judged: the verdict on `scoring_adds`.
+        marked: whether generated entries are not bounded by the budget.
+        idle: whether nothing was evicted under this protection.
     """
 
     method: str

@@ -145,9 +145,11 @@ def headline_of(task: str) -> str:
 def _compare(
     cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]], clusters: dict[str, str], baseline: str
 ) -> list[ScoreCell]:
-    """Return the cells with `against` set. Each cell is compared, on the questions that both have, with the baseline's
-    cell that has no budget or, if there is none, with the baseline's cell at the same budget. `against` stays None for
-    the baseline's cell itself, and for a cell without such a cell or without shared questions."""
+    """Return the cells with `against` set: the comparison with the baseline's cell, on the questions that both have.
+
+    The baseline's cell has no budget or, if the baseline has no such cell, the same budget. `against` stays None for
+    the baseline's cell itself. It also stays None if the baseline lacks such a cell, or if no question is shared.
+    """
     label = _baseline_label([cell.method for cell in cells], baseline)
     places = {_budget(cell): i for i, cell in reversed(list(enumerate(cells))) if cell.method == label}
     comparisons: dict[int, tuple[int, stats.Paired]] = {}

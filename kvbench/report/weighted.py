@@ -3,9 +3,9 @@
     weighted_mean([(0.5, of_cell(walk)), (0.5, of_cell(chain))])
 
 The error is sqrt(sum (w se)^2), where w is a task's weight and se its standard error. The weights sum to 1, and the
-tasks are treated as independent. The part of the interval below the mean, and the part above, come from the same parts
-of the tasks' intervals by the same formula (Zou and Donner 2008). If a task shows no spread, its error is 0 and says
-nothing; tables then print the interval in place of the error.
+tasks are treated as independent. The same formula gives the interval's part below the mean from the tasks'
+parts below, and its part above from their parts above (Zou and Donner 2008). If a task shows no spread, its error is 0
+and says nothing; tables then print the interval in place of the error.
 """
 
 from __future__ import annotations

@@ -79,7 +79,9 @@ def _counted(name: str, images: Any, tokenizer: Any, config: Any, settings: Mapp
         replaced = tokenizer(processor.replace_image_token(made, 0), add_special_tokens=False)["input_ids"]
         counted = _tokens(processor, 0, SAMPLE[1], SAMPLE[0])
     except (AttributeError, TypeError) as error:
-        raise SetupError(f"{what}: its processor files lack a setting ({faults.first_line(error)}).") from error
+        raise SetupError(
+            f"{what}: its processor files lack a setting ({faults.first_line(error)}). Choose another model."
+        ) from error
     places = [place for place, token in enumerate(replaced) if token == config.image_token_id]
     if not places or len(places) != places[-1] - places[0] + 1 or counted != len(replaced):
         raise UserError(
@@ -115,5 +117,6 @@ def _image_processor(name: str, where: str, revision: str | None) -> Any:
         if "preprocessor_config.json" not in str(error):
             raise
         raise SetupError(
-            f"model {quote(name)} has no preprocessor_config.json. Copy this file into the folder of the weights."
+            f"model {quote(name)} has no preprocessor_config.json, which images need. Copy this file beside its "
+            "weights, or choose another model."
         ) from None

@@ -2,8 +2,8 @@
 task.
 
 A shard may be unfinished, or still running: its saved rows are joined, and joining again adds the rows saved since.
-Rows that the joined run has already are not added again, unless a shard has a better record of the row: one that was
-scored again, or an answer in place of a failure. The joined run has the settings and the record of the shards, so
+Rows that the joined run has already are not added again, unless a shard has a better record of the row: with a newer
+score, or with an answer in place of a failure. The joined run has the settings and the record of the shards, so
 ``kvbench run --resume`` generates the rows that no shard had.
 """
 

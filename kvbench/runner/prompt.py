@@ -26,11 +26,14 @@ class Prompt:
 
     Document, text and ids lie in a temporary file; each access to `doc` or `text` reads this file.
 
-    max_new_tokens: most tokens that a sample generates in one turn. max_tokens: most tokens that a sample reads and
-    generates in all turns together. cut: number of tokens removed because the text was too long. compress_at: in a
-    query-agnostic run, how many tokens of the prompt come before the question. images: the first turn's images, for the
-    engine. pictures: facts about the images of all turns, as rows store them. read_pictures: a function that returns
-    the model's inputs for each image of all turns.
+    Attributes:
+        max_new_tokens: most tokens that a sample generates in one turn.
+        max_tokens: most tokens that a sample reads and generates in all turns together.
+        cut: number of tokens removed because the text was too long.
+        compress_at: in a query-agnostic run, how many tokens of the prompt come before the question.
+        images: the first turn's images, for the engine.
+        pictures: facts about the images of all turns, as rows store them.
+        read_pictures: a function that returns the model's inputs for each image of all turns.
     """
 
     doc_id: str
@@ -201,13 +204,13 @@ def _to_context(task: Task, doc: Doc, tokenizer: Any, text: str, chat: bool) -> 
         )
     if IMAGE in turn.question and turn.images:
         raise UserError(
-            f"task {quote(task.name)}: {quote(doc.doc_id)} has an image in its question; --compress query-agnostic "
-            "needs all images in the context. Use --compress query-aware."
+            f"question {quote(doc.doc_id)} of task {quote(task.name)} has an image after its context; --compress "
+            "query-agnostic needs all images in the context. Use --compress query-aware."
         )
     ids, leading = prompts.encode_to_context(tokenizer, text, turn, chat)
     if not 0 < leading < len(ids):
         raise UserError(
-            f"task {quote(task.name)}: in {quote(doc.doc_id)} one token covers the end of the context and "
-            "the start of the question. Use --compress query-aware."
+            f"question {quote(doc.doc_id)} of task {quote(task.name)} cannot be read after its context, because one "
+            "token covers the end of the context and the start of the question. Use --compress query-aware."
         )
     return ids, leading

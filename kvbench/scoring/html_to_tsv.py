@@ -2,9 +2,12 @@
 
 Gives the same scores as `eval_html_to_tsv` and `html_to_tsv_evaluator.py` of princeton-pli/LongProc, but works on plain
 rows instead of data frames. The first row is always the head. Cells are compared by position without case, ASCII
-punctuation, articles and blanks; the order of the rows does not matter, and a right row that is repeated counts as
-right each time. A table scores 0 with extraction rate 0 in these cases: it cannot be parsed; it has no row below the
-head; it has another number of columns than the reference.
+punctuation, articles and blanks. The order of the rows does not matter. A right row that is repeated counts as right
+each time. A table scores 0 with extraction rate 0 in these cases:
+
+- it cannot be parsed, or two of its columns have the same name;
+- it has no row below the head;
+- it has another number of columns than the reference.
 """
 
 from __future__ import annotations
@@ -26,8 +29,8 @@ def score_tsv(prediction: str, reference: str) -> dict[str, float]:
     """Return f1, precision, recall and extraction_rate of an output's table.
 
     precision: the share of the output's rows that are in the reference. recall: the share of the reference's rows that
-    are in the output. extraction_rate: 1 if output and reference are tables with the same number of columns and each
-    has a row below its head. Otherwise all four results are 0.
+    are in the output. extraction_rate: 1, except in the cases that the module's docstring lists: all four
+    results are then 0.
     """
     rows, expected = _rows(_table(prediction)), _rows(reference)
     if not rows or not expected or len(rows[0]) != len(expected[0]):

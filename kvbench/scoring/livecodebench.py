@@ -5,10 +5,15 @@ verdict of an ordinary process with an ordinary standard input.
 
 Programs run in a box (`kvbench.scoring.sandbox`) that never receives an expected output; this module compares their
 output outside the box. `lcb` follows ``lcb_runner/evaluation/testing_util.py`` (28fef95) with its bugs, see
-`kvbench.scoring.livecodebench_harness`. Error codes: 0 passed; -2 wrong or too much output; -3 out of time; -4
-exception, out of memory, nothing to run or, in `lcb`, out of time before the first test; -5 the program ended the
-process (only in `lcb`). After code -3 a program is run again; as a rule only one such repetition runs at a time
-(`_alone`).
+`kvbench.scoring.livecodebench_harness`. Error codes:
+
+-  0: passed
+- -2: wrong or too much output
+- -3: out of time
+- -4: exception, out of memory or nothing to run; in `lcb` also out of time before the first test
+- -5: the program ended the process (only in `lcb`)
+
+After code -3 a program is run again; as a rule only one such repetition runs at a time (`_alone`).
 
 kvbench has its own checker, because every other known checker runs programs in a process that also holds the expected
 outputs, without isolation.
@@ -52,8 +57,9 @@ _TURN_SECONDS = 120.0  # longest wait for another second try to end; after that,
 class Verdict:
     """The result of running a program on the tests of a problem, up to the first test that fails.
 
-    results: per test True, False (a wrong value) or an error code. If `code` is -5, `results` is (-2,) instead, however
-    many tests passed before. seconds: time of the slowest test or, if a test failed, of the failed test.
+    results: per test True, False (a wrong value) or an error code. If `code` is -5, `results` is (-2,) instead, as in
+    LiveCodeBench, however many tests passed before. seconds: time of the slowest test or, if a test failed, of the
+    failed test.
     """
 
     verdict: str  # pass, wrong_answer, runtime_error, time_limit, memory_limit or output_limit

@@ -45,13 +45,13 @@ def read_tests(data: str, largest: int = LARGEST) -> list[Test]:
     except ValueError:
         parsed = _json(unpack(data, largest))
     except RecursionError:
-        raise TestDataError("the tests are nested too deeply") from None
+        raise TestDataError("the question's tests are nested too deeply") from None
     if not isinstance(parsed, Sequence) or isinstance(parsed, str):
-        raise TestDataError("the tests are not a JSON list")
+        raise TestDataError("the question's tests are not a JSON list")
     tests = []
     for entry in parsed:
         if not isinstance(entry, dict) or not all(isinstance(entry.get(name), str) for name in ("input", "output")):
-            raise TestDataError("a test has no text in its field 'input' or 'output'")
+            raise TestDataError("a test of the question has no text in its field 'input' or 'output'")
         tests.append(Test(entry["input"], entry["output"]))
     return tests
 
@@ -65,13 +65,13 @@ def unpack(data: str, largest: int = LARGEST) -> str:
         stream = zlib.decompressobj()
         raw = stream.decompress(base64.b64decode(data, validate=True), largest)
     except (binascii.Error, zlib.error, ValueError) as error:
-        raise TestDataError(f"the tests are neither JSON nor base64 of zlib data: {error}") from None
+        raise TestDataError(f"the question's tests are neither JSON nor base64 of zlib data: {error}") from None
     if stream.unconsumed_tail or not stream.eof:
-        raise TestDataError(f"the tests are cut off, or unpack to more than {largest:,} bytes")
+        raise TestDataError(f"the question's tests are cut off, or exceed the limit of {largest:,} bytes when unpacked")
     try:
         text = _TextOnly(io.BytesIO(raw)).load()
     except Exception as error:  # a broken pickle may raise anything
-        raise TestDataError(f"the tests are not a pickled text: {error}") from None
+        raise TestDataError(f"the question's tests are not a pickled text: {error}") from None
     if type(text) is not str:
         raise TestDataError(
             f"the question's tests are a pickled {type(text).__name__}; LiveCodeBench's are a pickled text"
@@ -91,4 +91,4 @@ def _json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise TestDataError(f"the unpacked tests are not JSON: {error}") from None
+        raise TestDataError(f"the question's tests are not JSON after unpacking: {error}") from None

@@ -138,10 +138,11 @@ def _plain(text: str) -> str:
 
 
 def _number(part: str, introduced: bool) -> str | None:
-    """Return the number that answers the question in a part of a text: the last number, unless `introduced` is True.
+    """Return the number that answers the question in a part of a text; None without a number.
 
-    introduced: whether the answer begins the part. In that case, take the first number behind the last "=" of the
-    part's first clause. If there is no such number, take the first number of the part. Exponents do not count.
+    If the answer begins the part (`introduced`), this is the first number behind the last "=" of the part's first
+    clause or, without such a number, the first number of the part. Otherwise it is the last number. Exponents do not
+    count.
     """
     part = _EXPONENT.sub("", part)
     if not introduced:
@@ -163,11 +164,12 @@ def _value(found: Sequence[tuple[str, ...]]) -> str | None:
 
 
 def _option(part: str, choices: Sequence[str], introduced: bool) -> str | None:
-    """Return the letter that a text chooses or, if it names no letter, the longest option that it contains.
+    """Return the letter or the option that a text chooses; None without one. The first of these in the text counts:
 
-    A letter with a mark at the beginning of the text, such as "B)", takes precedence over everything else. choices: the
-    options. introduced: whether the answer begins the text. If so, any option or letter at the beginning of the text
-    takes precedence over later ones.
+    - a letter at the beginning with a mark behind it, such as "B)", or with nothing behind it;
+    - if the answer begins the text (`introduced`): the longest option at the beginning, else a letter there;
+    - the last letter in parentheses;
+    - the longest option.
     """
     if named := _letter(_FIRST_LETTER.match(part), choices):
         return named

@@ -54,12 +54,7 @@ def encoded(image: Image) -> bytes:
 def _bytes(image: Image) -> bytes:
     if image.path is None:
         return image.data
-    try:
-        return read_plain(image.path, f"image {quote(image.name)}", MOST_BYTES)
-    except UserError as error:
-        raise UserError(
-            f"{str(error).removesuffix('.')} (looked for {quote(image.path)}). Put the file there."
-        ) from None
+    return read_plain(image.path, f"image {quote(image.path)}", MOST_BYTES)
 
 
 def _decode(name: str, data: bytes) -> PIL.Image.Image:

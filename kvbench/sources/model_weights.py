@@ -4,7 +4,7 @@ may be truncated.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from kvbench.errors import SetupError, few, quote
 from kvbench.sources import model_files
 from kvbench.store.strict_json import lenient
 
+REPORTING = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # arguments of `from_pretrained`
 _CONVERT = "kvbench loads safetensors only; convert it, for example with 'save_pretrained' of transformers."
 
 
@@ -59,6 +60,18 @@ def lacking(folder: Path) -> list[str]:
     return [file for file in files if not (folder / file).is_file()]
 
 
+def difference(report: Mapping[str, Any]) -> str:
+    """Return how the tensors in a model's files differ from those of its config; "" if they are the same.
+
+    transformers gives a tensor that the files lack, or hold in another shape, random numbers, and only logs a report.
+    report: the second result of `from_pretrained`, called with `REPORTING`.
+    """
+    for name, stored, wanted in sorted(report["mismatched_keys"]):
+        return f"tensor {quote(name)} has shape {list(stored)} in the files, but {list(wanted)} by config.json"
+    missing = sorted(report["missing_keys"])
+    return f"the files lack tensors that config.json asks for: {few(missing, 1)}" if missing else ""
+
+
 def _safetensors_size(path: Path) -> int | None:
     """Return the length in bytes that a safetensors file must have according to its header; None if the header is
     broken.
@@ -71,7 +84,9 @@ def _safetensors_size(path: Path) -> int | None:
 def read_json(path: Path) -> dict[str, Any]:
     try:
         data = lenient(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise SetupError(f"{quote(path)} cannot be read ({error.strerror}).") from None
+    except ValueError as error:
         raise SetupError(f"{quote(path)} cannot be read as JSON ({error}). Download it again.") from None
     if not isinstance(data, dict):
         raise SetupError(f"{quote(path)} holds no JSON object. Download it again.")

@@ -65,7 +65,8 @@ def write(folder: Path, rows: Sequence[Decisions]) -> Path:
     }
     if (size := sum(len(text) for name in _LISTS for text in columns[name])) > MOST:
         raise UserError(
-            f"the recorded decisions take {size} bytes, and at most {MOST} can be stored. Record fewer questions."
+            f"the recorded decisions take {size:,} bytes; the limit is {MOST:,}. Record fewer questions (--limit) or "
+            "tasks (--task)."
         )
     table = pa.Table.from_pydict(columns, schema=_schema())
     try:
@@ -113,7 +114,7 @@ def _check_size(table: Any) -> None:
     for chunk in (chunk for name in _LISTS for chunk in table.column(name).chunks):
         size += pc.sum(pc.take(pc.binary_length(chunk.dictionary), chunk.indices).cast("int64")).as_py() or 0
     if size > MOST:
-        raise ValueError(f"its lists take {size} bytes, more than {MOST}")
+        raise ValueError(f"its lists take {size:,} bytes, more than the limit of {MOST:,}")
 
 
 def _schema() -> Any:

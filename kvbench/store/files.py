@@ -1,12 +1,15 @@
 """Reads and writes the files of a run's folder safely.
 
-`replacing` writes a temporary file in the target's folder, and renames it to the target once it is on disk. After a
-kill or a power cut the target is therefore the complete old file, the complete new file, or absent. If the target is a
-link, the link is replaced, and the file behind the link stays unchanged. `open_plain` and `read_plain` open regular
-files only, because a folder from someone else may hold a link to a file outside the folder, or a pipe that never ends.
-`own_folder` checks that a folder is not a link. `probe` writes a file to find out whether a folder is writable, because
-mode bits mean nothing to root or on a read-only mount. These functions cannot help against a disk that loses data after
-fsync.
+- `replacing` writes a temporary file in the target's folder, and renames it to the target once it is on disk. After a
+  kill or a power cut the target is therefore the complete old file, the complete new file, or absent. If the target is
+  a link, the link is replaced, and the file behind the link stays unchanged.
+- `open_plain` and `read_plain` open regular files only, because a folder from someone else may hold a link to a file
+  outside the folder, or a pipe that never ends.
+- `own_folder` checks that a folder is not a link.
+- `probe` writes a file to find out whether a folder is writable, because mode bits mean nothing to root or on a
+  read-only mount.
+
+These functions cannot help against a disk that loses data after fsync.
 """
 
 from __future__ import annotations

@@ -3,16 +3,17 @@
 The owner of the lock is a process. While it lives, it holds flock on the lock file. It also writes a record into the
 file: its host, process id and start time. Some network disks keep the flock of a dead owner, or have no flock; the
 record is therefore checked, too. For an owner on this host, process id and start time tell whether it still lives. The
-lock of any other owner (on another host, or from before the last start of this host) is taken over only with
-``--take-over``. Without flock, the lock is the existence of the file, which only one process can create.
+lock of any other owner is taken over only with ``--take-over``. This includes an owner from before the last start of
+this host, because its record may also come from another host of the same name. Without flock, the lock is the existence
+of the file, which only one process can create.
+
+If two processes hold the lock nevertheless, rows are generated twice and no row is damaged, because each process writes
+its own journal segment.
 
 The library filelock (4.2) does less, as `tests/store/test_lock.py` shows. Its `FileLock` raises an error if the file
 system answers ENOLCK. Its `SoftFileLock` takes the lock of a process on another machine without asking, if both
 machines have the same name. If a process was killed before it wrote its record, `SoftFileLock` never takes over that
 lock.
-
-If two processes hold the lock nevertheless, rows are generated twice and no row is damaged, because each process writes
-its own journal segment.
 """
 
 from __future__ import annotations

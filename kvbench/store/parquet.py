@@ -1,8 +1,13 @@
 """Reads kvbench's tables from parquet files of any origin.
 
-A file is refused with a message of one line in these cases: kvbench did not write it; it is damaged; its footer claims
-more rows or bytes than its size allows; a column is missing or cannot be converted to its type. Columns in `ADDED` may
-be missing, because older tables lack them; they read as null. The footer is checked before any page is read.
+A file is refused, with a message of one line, for one of these reasons:
+
+- kvbench did not write it.
+- It is damaged.
+- Its footer, which is checked before any page is read, claims more rows or bytes than its size allows.
+- A column is missing, or cannot be converted to its type.
+
+Columns in `ADDED` may be missing, because older tables lack them; they read as null.
 """
 
 from __future__ import annotations
@@ -30,8 +35,8 @@ def decode(name: str, file: BinaryIO, schema: pa.Schema, required: Sequence[str]
     """Return the columns of `schema` from a file, cast to the schema's types, with the file's metadata.
 
     name: the file's name in messages. required: columns that must have a value in every row. row_bytes: the largest
-    allowed mean size of an unpacked row. Raises UserError if kvbench did not write the file or it has another format,
-    Damaged if it cannot be decoded.
+    allowed mean size of an unpacked row. Raises UserError if kvbench did not write the file, or wrote it in another
+    format. Raises Damaged for every other fault of the file.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -103,4 +108,4 @@ def _check_size(footer: pq.FileMetaData, names: Sequence[str], size: int, row_by
         claimed += sum(c.total_uncompressed_size for c in columns if c.path_in_schema in names)
     most = _BYTES + row_bytes * footer.num_rows
     if claimed > most:
-        raise Damaged(f"its footer claims {claimed} unpacked bytes in {footer.num_rows} rows; at most {most} are read")
+        raise Damaged(f"its footer claims {claimed:,} unpacked bytes, more than the limit of {most:,} for its rows")

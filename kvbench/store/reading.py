@@ -90,10 +90,11 @@ def _planned(info: Mapping[str, Any], table: pa.Table) -> int | None:
     """Return how many rows the run will have; None if this is unknown.
 
     The result is the larger of two numbers: the number in the run's record, and an estimate. The estimate counts, for
-    each planned cell, as many rows as the largest cell of the same task has now. A cell is a combination of task,
-    method, options, budget and interval. In a complete run all cells of a task have the same number of rows. The cells
-    of a shard do not, so for a shard the number in its record is returned. The number in the record is also
-    returned if the record lists no planned cells, or if `table` lacks a column that tells cells apart.
+    each planned cell, as many rows as the largest cell of the same task has now, because in a complete run all cells of
+    a task have the same number of rows.
+
+    The result is the number in the record alone for a shard, whose cells differ in their number of rows. The same holds
+    if the record lists no planned cells, or if `table` lacks a column that tells cells apart.
     """
     stated: int | None = info.get("planned")
     if "shard" in info["environment"]:  # its cells differ in their number of rows
@@ -198,7 +199,8 @@ def _sealed(run_dir: Path, name: str, schema: pa.Schema) -> pa.Table | None:
         try:
             intact = tables.sha256(path) == seal["sha256"][name]
         except OSError as error:
-            raise SetupError(f"cannot read {quote(path)} ({reason(error)}). {_remedy(path)}") from error
+            cure = "Check its permissions." if isinstance(error, PermissionError) else _remedy(path)
+            raise SetupError(f"cannot read {quote(path)} ({reason(error)}). {cure}") from error
         if intact:
             return _parse(path, schema)
         again = tables.read_seal(run_dir)

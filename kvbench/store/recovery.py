@@ -6,9 +6,14 @@ Texts are not kept in memory; `TextReader` reads the record again when the texts
 
 A torn last record is dropped, and a damaged record is skipped. Both are reported, and a row that has no other record is
 generated again. A record with a right checksum that is not a row counts as damaged, because a journal may come from
-anyone. If a row has several records, only those with the highest `score_pass` (how often the answer was scored again)
-count. Of these, the first record with status "ok" is taken, in the order of segment names and positions; if none is
-"ok", the last record with an answer is taken, or else the last record.
+anyone.
+
+If a row has several records, only those with the highest `score_pass` (how often the answer was scored again) count. In
+the order of segment names and positions, the record taken is
+
+- the first with status "ok",
+- else the last with an answer,
+- else the last.
 """
 
 from __future__ import annotations

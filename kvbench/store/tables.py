@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from kvbench.errors import NEW_RUN, SetupError, quote
+from kvbench.errors import NEW_RUN, SetupError, counted, quote
 from kvbench.store import manifest
 from kvbench.store.again import repair_command
 from kvbench.store.files import (
@@ -63,7 +63,7 @@ def seal(run_dir: Path, state: JournalContent) -> dict[str, Any]:
         with replacing(run_dir / SEAL) as file:
             file.write(json.dumps(content, indent=2).encode() + b"\n")
     except OSError as error:
-        kept = f"The journal with {len(state.done)} rows and the former tables are whole"
+        kept = f"The journal ({counted(len(state.done), 'row')}) and any earlier tables are unchanged"
         raise SetupError(
             f"cannot write the tables in {quote(run_dir)} ({reason(error)}). {kept}; "
             f"{remedy(error)}, then run {repair_command(run_dir)}."
@@ -86,7 +86,9 @@ def repair(run_dir: str | Path, *, take_over: bool = False, say: Callable[[str],
     try:
         check_journal_complete(path)
         if not segments_on_disk(path) and (path / ROWS).exists() and read_seal(path) is None:
-            raise SetupError(f"{quote(path)} has no journal to make its tables from. Put back a copy of the journal.")
+            raise SetupError(
+                f"{quote(path)} has no journal to make its tables from. Put back a copy of its folder 'journal'."
+            )
         remove_leftovers(path)
         content = read_journal(path)
         for text in content.notices:
@@ -112,13 +114,14 @@ def read_seal(run_dir: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise SetupError(f"cannot read the seal {quote(path)} ({reason(error)}). {_remedy(run_dir)}") from error
+        cure = "Check its permissions." if isinstance(error, PermissionError) else _remedy(run_dir)
+        raise SetupError(f"cannot read {quote(path)} ({reason(error)}). {cure}") from error
     except ValueError:
-        raise SetupError(f"the seal {quote(path)} is damaged. {_remedy(run_dir)}") from None
+        raise SetupError(f"{quote(path)} is damaged. {_remedy(run_dir)}") from None
     if isinstance(content, dict) and isinstance(content.get("format"), int):
         manifest.check_format(SEAL, content["format"])
     if not _is_seal(content):
-        raise SetupError(f"{quote(path)} is not the seal of a run. {_remedy(run_dir)}")
+        raise SetupError(f"{quote(path)} does not have the content of a run's seal.json. {_remedy(run_dir)}")
     sealed: dict[str, Any] = content
     return sealed
 

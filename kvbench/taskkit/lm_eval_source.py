@@ -154,10 +154,10 @@ def _refuse(name: str, raw: Mapping[str, Any]) -> None:
         raise UserError(f"{task} asks about images or sound; kvbench reads text only. Name another task.")
 
 
-def generation(asked: Mapping[str, Any]) -> GenSpec:
+def generation(asked: Mapping[str, Any], task: str = "this task of lm-eval") -> GenSpec:
     """Return the settings with which lm-eval generates answers to a task, as kvbench's GenSpec.
 
-    asked: the task's `generation_kwargs`. Raises UserError for settings that kvbench lacks.
+    asked: the task's `generation_kwargs`. task: its name in messages. Raises UserError for settings that kvbench lacks.
     """
     from lm_eval.models.utils import normalize_gen_kwargs
 
@@ -169,8 +169,8 @@ def generation(asked: Mapping[str, Any]) -> GenSpec:
     filters = {key: type_(kwargs.pop(key)) for key, type_ in _FILTERS.items() if kwargs.get(key) is not None}
     if strange := [key for key, value in kwargs.items() if value not in _OFF.get(key, (None,))]:
         raise UserError(
-            f"kvbench does not support the generation settings {', '.join(map(quote, strange))}, which this task of "
-            "lm-eval needs. Name another task."
+            f"{task} needs the generation settings {', '.join(map(quote, strange))}, which kvbench does not support. "
+            "Name another task."
         )
     if temperature == 0.0:
         filters = {}

@@ -81,7 +81,7 @@ class LMEvalTask(Task):
         """Return the generation settings of the YAML file; greedy decoding gets one sample, because all samples
         would be equal."""
         config = definition(self.known_as).config
-        spec = generation(config.generation_kwargs)
+        spec = generation(config.generation_kwargs, f"task {quote(self.name)}")
         return replace(spec, n=config.repeats if spec.temperature > 0 else 1)
 
     def docs(self, source: DataSource, *, style: str = RAW, limit: int | None = None) -> list[Doc]:
@@ -110,7 +110,7 @@ class LMEvalTask(Task):
             except Exception as error:  # such as too few documents for the examples, or a missing column
                 raise _misfit(self.name, error) from None
         self._describe(yaml, rows, task, revision)
-        spec = generation(yaml.config.generation_kwargs)
+        spec = generation(yaml.config.generation_kwargs, f"task {quote(self.name)}")
         stop, stop_tokens = special_stops(spec.stop, getattr(self.reader, "tokenizer", None))
         return [
             Doc(

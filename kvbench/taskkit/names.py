@@ -139,8 +139,8 @@ def _check_length(parts: _Parts, name: str) -> None:
         raise UserError(f"task {quote(parts.base)} takes no length; write it without {quote('@' + parts.length)}.")
     if parts.length != "*" and not _LENGTH.fullmatch(parts.length):
         raise UserError(
-            f"{quote(name)}: {quote(parts.length)} is no length. Give a number of tokens, as in {parts.base}@4096 or "
-            f"{parts.base}@4k (k means 1,024), or * for all lengths of the task, as in {parts.base}@*."
+            f"{quote(name)}: {quote(parts.length)} is no length. Give a number of tokens, such as @4096 or @4k (k "
+            "means 1,024), or @* for all lengths of the task."
         )
 
 
@@ -151,5 +151,5 @@ def _listed(variants: tuple[str, ...]) -> str:
 def _tokens(parts: _Parts, name: str) -> int:
     length = _LENGTH.fullmatch(parts.length)
     if length is None:
-        raise UserError(f"{quote(name)} names several lengths; give one, such as {parts.base}@4096.")
+        raise UserError(f"{quote(name)} names several lengths; give one, such as @4096.")
     return int(length[1]) * (1024 if length[2] else 1)

@@ -89,7 +89,8 @@ def load_template(path: str | Path) -> str:
         raise UserError(f"chat template {quote(path)} is not UTF-8 (offset {error.start}). Save it as UTF-8.") from None
     except (OSError, ValueError) as error:
         raise UserError(
-            f"cannot read chat template {quote(path)}: {getattr(error, 'strerror', None) or error}."
+            f"cannot read chat template {quote(path)}: {getattr(error, 'strerror', None) or error}. "
+            "Check its path and permissions."
         ) from None
     _check_syntax(text, str(path))
     return text
@@ -140,18 +141,21 @@ def render(
 ) -> str:
     """Return the prompt for the turn after `answers`: all user messages so far, with the answers between them.
 
-    The answer prefix of the prompt's last turn comes after the assistant header, so that the model continues the
-    prefix. answers: the model's answers to the earlier turns. chat: whether to use the chat template. thinking: the
-    template's thinking switch; None: the template's own. chat_template: a template in place of the tokenizer's; origin:
-    its file, for messages. Raises UserError if `chat` is False and a turn has a history of earlier messages, or
-    if the chat template is missing or fails.
+    The last turn's answer prefix follows the assistant header, so that the model continues the prefix. Raises UserError
+    if the chat template is missing or fails, or if `chat` is False and a turn has a history of earlier messages.
+
+    Args:
+        answers: the model's answers to the earlier turns.
+        chat: whether to use the chat template.
+        thinking: the template's thinking switch; None: the template's default.
+        chat_template: a template in place of the tokenizer's; origin: its file, for messages.
     """
     turns = doc.turns[: len(answers) + 1]
     if not chat:
         if any(turn.history for turn in turns):
             raise UserError(
                 f"question {quote(doc.doc_id)} continues a conversation, which only a chat template can render. "
-                "Leave out --no-chat-template."
+                "Leave out --no-chat-template, or give another --prompt-style."
             )
         system = f"{turns[0].system}\n\n" if turns[0].system else ""
         parts = [turn.user + turn.answer_prefix + answer for turn, answer in zip(turns, [*answers, ""])]
@@ -198,8 +202,8 @@ def encode_to_context(tokenizer: Any, text: str, turn: Turn, chat: bool) -> tupl
     end = _context_end(text, turn)
     if not getattr(tokenizer, "is_fast", False):
         raise UserError(
-            "the tokenizer does not say which text a token covers, so the end of the context is unknown; "
-            "use --compress query-aware."
+            "--compress query-agnostic needs the end of the context, but the tokenizer does not say which text a token "
+            "covers. Use --compress query-aware."
         )
     encoded = tokenizer(text, add_special_tokens=not chat, return_attention_mask=False, return_offsets_mapping=True)
     ids, offsets = [int(i) for i in encoded["input_ids"]], encoded["offset_mapping"]
@@ -220,8 +224,8 @@ def _context_end(text: str, turn: Turn) -> int:
     place = text.rfind(user)
     if place < 0:
         raise UserError(
-            "the chat template changes the prompt's text, so the end of the context cannot be found; "
-            "use --compress query-aware or another --chat-template."
+            "--compress query-agnostic needs the end of the context, but the chat template changes the prompt's text. "
+            "Use --compress query-aware or another --chat-template."
         )
     return place + len(context) - lead
 
@@ -231,10 +235,13 @@ def effective_thinking(
 ) -> bool | None:
     """Return whether outputs will hold a thinking block, which the scorer must then expect.
 
-    The result is None if no chat template is used, or if the word "think" is not in the template. Otherwise a rendered
-    prompt decides. If the prompt ends inside an open thinking block, the result is True even if `thinking` is False:
-    the template has no switch, as with R1 distills. If the prompt's last thinking block is closed, the result is False.
-    If the prompt holds no thinking block, the result is `thinking`.
+    The result is None without a chat template, or if the template lacks the word "think". Otherwise a rendered prompt
+    decides:
+
+    - It ends inside an open thinking block: True, even if `thinking` is False, because the template then has no switch
+      (R1 distills).
+    - Its last thinking block is closed: False.
+    - It holds no thinking block: the value of `thinking`.
     """
     text = template_text(tokenizer, chat_template) if chat else None
     if text is None or "think" not in text:
@@ -284,5 +291,6 @@ def _apply(
                 f"the tokenizer of {quote(model)} has no chat template, which the prompts need. "
                 "Pass --chat-template FILE or --no-chat-template."
             ) from None
-        raise UserError(f"chat template {name} fails: {quote(words(error) or type(error).__name__)}.") from None
+        why = quote(words(error) or type(error).__name__)
+        raise UserError(f"chat template {name} fails: {why}. Correct or replace the template.") from None
     return str(text)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvbench.errors import UserError, quote
+from kvbench.errors import UserError, counted, quote
 from kvbench.records import FollowUp, Images
 from kvbench.scoring.boxed import after_thinking
 from kvbench.task import Doc, Turn
@@ -84,9 +84,9 @@ class ModelReader:
         pictures = self.vision.pictures(doc.turns[:turns])
         if (places := ids.count(self.vision.token)) != len(pictures):
             raise UserError(
-                f"question {quote(doc.doc_id)}: the prompt made by chat template {self.origin} holds "
-                f"{quote(self.vision.text)} {places} times, not once per image ({len(pictures)}). Pass another "
-                "--chat-template, or take this text out of the question."
+                f"question {quote(doc.doc_id)}: the prompt made by the chat template {self.origin} holds "
+                f"{quote(self.vision.text)} {counted(places, 'time')}, not once per image ({len(pictures)}). Pass "
+                "another --chat-template, or take this text out of the question."
             )
         return self.vision.expand(ids, pictures)
 
@@ -110,8 +110,9 @@ class ModelReader:
             return turn, 0
         if turn.images:
             raise UserError(
-                f"a prompt with images has {length} tokens, more than the limit of {limit}, and is not cut. "
-                "Give a larger --max-prompt-tokens or leave the flag out."
+                f"a prompt with images has {length} tokens, more than the limit of {limit} (--max-prompt-tokens, else "
+                "the model's context less the answer), and kvbench does not cut such prompts. Raise the limit or leave "
+                "the question out."
             )
         half = limit // 2
         kept = "".join(self.tokenizer.decode(part, skip_special_tokens=True) for part in (ids[:half], ids[-half:]))

@@ -72,7 +72,10 @@ class Vision:
         try:
             tokens = self.count(height, width)
         except ValueError as error:  # such as an image that is too narrow
-            raise UserError(f"image {quote(image.name)} of {width}x{height} pixels is unsuitable: {error}.") from None
+            raise UserError(
+                f"image {quote(image.name)} of {width}x{height} pixels does not suit the model: {error}. Replace the "
+                "image."
+            ) from None
         return Picture(image=image, sha256=pixels.sha256, width=width, height=height, tokens=tokens)
 
     def added(self, turns: Iterable[Turn]) -> int:
@@ -132,5 +135,5 @@ def check_markers(turns: Iterable[Turn], question: str) -> None:
         if turn.images and (markers := turn.user.count(IMAGE)) != len(turn.images):
             raise UserError(
                 f"{question} has a turn with {counted(len(turn.images), 'image')}, but "
-                f"{counted(markers, 'place')} for images in its text. Give one place per image."
+                f"{counted(markers, 'place')} for images (U+FFFC) in its text. Give one place per image."
             )

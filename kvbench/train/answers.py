@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from kvbench.errors import SetupError, UserError, quote
-from kvbench.store.files import reason
+from kvbench.store.files import reason, remedy
 from kvbench.train.processes import Processes
 
 HASHES = {"questions": "other questions", "fingerprint": "another model"}  # what a different hash means, for errors
@@ -71,7 +71,9 @@ class AnswerFile:
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise SetupError(f"{quote(self.path)} cannot be read: {reason(error)}.") from error
+            raise SetupError(
+                f"{quote(self.path)} cannot be read: {reason(error)}. Check its permissions, or choose another --out."
+            ) from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SetupError(
                 f"{quote(self.path)} is damaged after its first {whole:,} bytes. Remove it to "
@@ -91,7 +93,8 @@ class AnswerFile:
     def _check(self, theirs: Mapping[str, Any]) -> None:
         if theirs != self.asked:
             other = [name for name in {**self.asked, **theirs} if theirs.get(name) != self.asked.get(name)]
-            differences = (HASHES.get(name, f"{name} {theirs.get(name)}, now {self.asked.get(name)}") for name in other)
+            before, now = ({name: side.get(name, "not given") for name in other} for side in (theirs, self.asked))
+            differences = (HASHES.get(name, f"{name} {before[name]}, now {now[name]}") for name in other)
             raise UserError(
                 f"{quote(self.path.parent)} holds answers of another training: {'; '.join(differences)}. "
                 "Choose another --out, or remove the folder."
@@ -103,7 +106,9 @@ class AnswerFile:
             with self.path.open("ab") as stream:
                 yield stream
         except OSError as error:
-            raise SetupError(f"{quote(self.path)} cannot be written: {reason(error)}.") from error
+            raise SetupError(
+                f"{quote(self.path)} cannot be written: {reason(error)}; {remedy(error)}, then run the command again."
+            ) from error
 
 
 class SharedAnswers:

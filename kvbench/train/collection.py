@@ -65,7 +65,7 @@ class Collection:
         if made.min_tokens > made.max_tokens:
             raise UserError(
                 f"--opt min_tokens {made.min_tokens} is above max_tokens {made.max_tokens}, so every answer would be "
-                "dropped; raise max_tokens."
+                "dropped; lower min_tokens or raise max_tokens."
             )
         return made
 

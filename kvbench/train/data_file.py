@@ -26,10 +26,14 @@ def read_questions(
 ) -> Iterator[Question]:
     """Yield the questions of a data file, or of all data files in a folder.
 
-    A row is skipped if its prompt has no token, or if training uses the row's own answer and this answer has no token
-    (a raw text of one token). A row is also skipped if its prompt is longer than `max_prompt`, or leaves no room for an
-    answer in the model's context. Raises UserError for a row that has none of the forms in `data_rows`, or a value of a
-    wrong form, such as an empty question.
+    A row is skipped for one of these reasons:
+
+    - Its prompt has no token, or is longer than `max_prompt`.
+    - Its prompt leaves no room for an answer in the model's context.
+    - Training uses the row's own answer, which has no token (a raw text of one token).
+
+    Raises UserError for a row that has none of the forms in `data_rows`, or a value of a wrong form, such as an empty
+    question.
     """
     prompting = prompting or Prompting()
     maker = _Maker.of(loaded, collection, prompting)

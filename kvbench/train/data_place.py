@@ -56,7 +56,7 @@ def locate(data: str) -> DataPlace:
     place = hub_data.fetch("", manifest, revision)
     if hub.is_commit(revision) and place.revision != revision:
         raise SetupError(
-            f"the cache has {quote(manifest.hub)} at revision {place.revision}, not at {quote(revision)}. "
+            f"the local cache has {quote(manifest.hub)} at revision {place.revision}, not at {quote(revision)}. "
             "Run the command once with network access."
         )
     return DataPlace(place.files[0], f"{HUB}{manifest.hub}:{manifest.split}@{place.revision}")

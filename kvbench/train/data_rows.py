@@ -154,9 +154,10 @@ class _Columns:
 
     def _message(self, label: str, message: Mapping[str, Any]) -> Spoken:
         said, text = message.get("role", message.get("from")), message.get("content", message.get("value"))
-        if said not in ROLES:
-            raise UserError(f"{self.where}: {label} has the role {quote(said)}; accepted: {', '.join(ROLES)}.")
-        return ROLES[said], self._text(label, text)
+        if not isinstance(said, str) or said not in ROLES:
+            has = "no role" if said is None else f"the role {quote(said)}"
+            raise UserError(f"{self.where}: {label} has {has}; accepted: {', '.join(ROLES)}.")
+        return ROLES[said], self._text(f"the content of {label}", text)
 
     def _text(self, label: str, value: Any, *, empty: bool = False) -> str:
         if not isinstance(value, str):

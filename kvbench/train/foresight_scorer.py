@@ -2,8 +2,8 @@
 
 The scorer's inputs differ by orders of magnitude: elements of keys, sums of attention over 8 queries or over thousands.
 But the optimiser takes steps of one size for all parameters. Training therefore standardises the inputs to mean 0 and
-variance 1, and divides the outputs by a constant, `unit`. The weights file holds an equivalent scorer that takes the
-inputs, and returns the outputs, as they are (raw).
+variance 1, and divides the outputs by a constant, `unit`. The weights file holds an equivalent scorer for raw inputs
+and outputs, which are neither standardised nor divided.
 
 Letters: L layers, Hk KV heads, D inputs of the scorer per entry.
 """

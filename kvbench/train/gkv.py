@@ -43,11 +43,13 @@ ADAPTER = "adapter"  # folder of a trained adapter
 class SparseRecipe(Recipe):
     """The base class of recipes that train the model to work with an evicted cache.
 
-    `settings.more`: method (with its options in parentheses); budget, which a method that takes no budget ignores;
-    interval; the temperature of the logits (the class attribute `softness` names this option); slots (answers generated
-    at once); micro (answers per forward pass with gradients); recompute (auto, on, off: gradient checkpointing);
-    precision (of weights and gradients; the optimiser updates float32 copies of bfloat16 weights); lora (rank of an
-    adapter, which alone is trained, see `kvbench.train.lora`; 0: no adapter).
+    `settings.more`:
+        method: with its options in parentheses. budget: ignored by a method that takes none. interval.
+        slots: answers generated at once. micro: answers per forward pass with gradients.
+        recompute: gradient checkpointing (auto, on, off).
+        precision: of weights and gradients; the optimiser updates float32 copies of bfloat16 weights.
+        lora: rank of an adapter, which alone is trained (`kvbench.train.lora`); 0: no adapter.
+        The temperature of the logits, under the name in the class attribute `softness`.
     """
 
     kind, figure, higher = "model", "accuracy", True

@@ -106,7 +106,7 @@ def read(source: Path, module: str) -> Checkpoint:
         if {n: t.shape for n, t in layer.items()} != {n: t.shape for n, t in layers[0].items()}:
             raise SetupError(
                 f"{quote(source)}: the tensors of layer {i} differ in names or shapes from those of layer 0; "
-                "the checkpoint is damaged."
+                "the checkpoint is damaged. Download it again."
             )
     return Checkpoint(layers, used, _config(folder / "config.json"))
 
@@ -118,14 +118,14 @@ def _layers(source: Path, module: str, tensors: Mapping[tuple[int, str], torch.T
         if tensor.layout != torch.strided or published_checkpoints.dimensions(module, name) not in (None, tensor.dim()):
             raise SetupError(
                 f"{quote(source)}: tensor {quote(name)} of layer {at} has the shape {list(tensor.shape)}, which no "
-                f"{module} has; the checkpoint is damaged."
+                f"{module} has; the checkpoint is damaged. Download it again."
             )
         layers.setdefault(at, {})[name] = tensor.float()
     lacking = [i for i in range(len(layers)) if i not in layers]
     if lacking:
         raise SetupError(
             f"{quote(source)}: layer {max(layers)} has tensors, but layer {lacking[0]} has none; "
-            "the checkpoint is incomplete."
+            "the checkpoint is incomplete. Download it again."
         )
     return [layers[i] for i in range(len(layers))]
 
@@ -137,7 +137,8 @@ def _candidates(folder: Path) -> list[Path]:
     """
     files = sorted(folder.glob("*.safetensors")) or sorted(f for f in folder.iterdir() if f.suffix in PICKLES)
     if not files:
-        raise SetupError(f"{quote(folder)} holds no file ending in .safetensors, {', '.join(PICKLES)}; give another.")
+        endings = ", ".join((".safetensors", *PICKLES))
+        raise SetupError(f"{quote(folder)} holds no file that ends in one of {endings}; give another folder.")
     return files
 
 
@@ -147,7 +148,9 @@ def _safetensors(file: Path, module: str) -> dict[tuple[int, str], torch.Tensor]
             names = published_checkpoints.wanted(opened.keys(), module)
             return {place: opened.get_tensor(name) for name, place in names.items()}
     except (OSError, SafetensorError) as error:
-        raise SetupError(f"{quote(file)} cannot be read: {error}") from None
+        raise SetupError(
+            f"{quote(file)} cannot be read ({error}). Check its permissions, or download it again."
+        ) from None
 
 
 def _pickle(file: Path, module: str) -> dict[tuple[int, str], torch.Tensor]:
@@ -242,7 +245,10 @@ def _scorer(checkpoint: Checkpoint, model: Sizes) -> tuple[dict[str, torch.Tenso
     fits: dict[int, Features] = {scorer_shapes(f, model)["w1"][2]: f for f in COUNT}
     if inputs not in fits:
         wanted = " or ".join(f"{size} ({features})" for size, features in fits.items())
-        raise SetupError(f"the scorer reads {inputs} numbers per entry; a scorer for this model reads {wanted}.")
+        raise SetupError(
+            f"the scorer reads {inputs} numbers per entry; a scorer for this model reads {wanted}. Give weights that "
+            "were trained for this model."
+        )
     if why := misfit(tensors, scorer_shapes(fits[inputs], model, hidden)):
         raise SetupError(f"scorer weights do not fit the model: {why}. Give weights that were trained for this model.")
     return tensors, {"features": fits[inputs]}

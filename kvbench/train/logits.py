@@ -29,10 +29,9 @@ def final_states(
 ) -> torch.Tensor:
     """Run a differentiable forward pass; return the hidden states [b, n, D] that the head reads.
 
-    handler: computes every layer's attention; None: the caller has already replaced the model's attention. If the
-    backward pass recomputes layers, the caller must replace it. last: the number of last positions whose states are
-    returned; 0: all. Other arguments as in `kvbench.train.forward.forward`. Raises UserError when the model's forward
-    pass calls no decoder.
+    handler: computes every layer's attention; None: the caller has already replaced the model's attention, as it must
+    if the backward pass recomputes layers. last: the number of last positions whose states are returned; 0: all. Other
+    arguments as in `kvbench.train.forward.forward`. Raises UserError when the model's forward pass calls no decoder.
     """
     found: list[Any] = []
     hooks = [d.register_forward_hook(lambda module, args, out: found.append(out)) for d in _decoders(model)]

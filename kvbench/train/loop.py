@@ -55,11 +55,12 @@ def train(
 ) -> Trained:
     """Train a recipe to its last step, starting from the last checkpoint if there is one.
 
-    base: the model; revision: the commit of its files; command: the command line, for the card. evaluate: number of
-    steps after which the held-out figures are computed again; 0: only before and after the training.
-    checkpoint_seconds: the least time between two checkpoints; n times as much if writing the last checkpoint took
-    n > 1 seconds. The last step always ends with a checkpoint. on_step: called after every step; the figures that it
-    gets include the newest held-out figure, if there is one.
+    Args:
+        base: the model; revision: the commit of its files; command: the command line, for the card.
+        evaluate: steps between two computations of the held-out figures; 0: only before and after the training.
+        checkpoint_seconds: the least time between two checkpoints; n times as much if writing the last checkpoint took
+            n > 1 seconds. The last step always ends with a checkpoint.
+        on_step: called after every step; the figures that it gets include the newest held-out figure, if there is one.
 
     Raises:
         UserError: `out` holds a training with other settings, or the processes cannot divide the batch equally.
@@ -214,10 +215,12 @@ def steps_done(out: Path) -> int:
 def rate(settings: Settings, step: int) -> float:
     """Return the learning rate of a step.
 
-    The rate rises linearly to its peak `lr` during the warm-up. After that, its course depends on the schedule. cosine:
-    the rate falls as a cosine to `floor` times the peak. constant: the rate stays at the peak. trapezoid: the rate
-    stays at the peak until as many steps are left as the warm-up has, and then falls linearly; it is never below
-    `floor` times the peak, not even during the warm-up.
+    The rate rises linearly to its peak `lr` during the warm-up. After that, its course depends on the schedule:
+
+    - cosine: it falls as a cosine to `floor` times the peak.
+    - constant: it stays at the peak.
+    - trapezoid: it stays at the peak, and falls linearly during the last steps, as many as the warm-up has. It is never
+      below `floor` times the peak, not even during the warm-up.
     """
     warm = (step + 1) / settings.warmup if settings.warmup else 1.0
     if settings.schedule == "trapezoid":
@@ -246,7 +249,9 @@ def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     if before["recipe"] != now["recipe"]:
         return f"recipe {before['recipe']}, now {now['recipe']}"
     other = [name for name in before.keys() | now.keys() if before.get(name) != now.get(name)]
-    return "; ".join(f"{name} {before.get(name)}, now {now.get(name)}" for name in sorted(other))
+    return "; ".join(
+        f"{name} {before.get(name, 'not given')}, now {now.get(name, 'not given')}" for name in sorted(other)
+    )
 
 
 def forget_after(step: int, log: Path) -> None:

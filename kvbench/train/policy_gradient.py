@@ -1,15 +1,15 @@
 """The gradient of `foresightkv-grpo`'s loss, added up one eviction at a time while a trace is read.
 
-A trace is read G times. The advantage A_g of reading g is known only after its last token. If the scorer's inputs at
-all evictions of a long trace were kept until then, they would take more memory than a GPU has. But every draw is used
-for one update only. So the ratio in the policy loss (`kvbench.eviction.terms.objectives`) is 1, and loss and gradient
-are linear in the advantages. Let p_g be the policy loss of reading g at advantage 1. Then:
+A trace is read G times. The advantage A_g of reading g is known only after its last token. Until then, the scorer's
+inputs at all evictions of a long trace would take more memory than a GPU has. So no inputs are kept; instead, gradients
+that need no advantage are computed at each eviction and added up. The sums take as much memory as G + 1 scorers.
+
+The scorer is updated only once with the evictions that it draws. The ratio in the policy loss
+(`kvbench.eviction.terms.objectives`) is therefore 1, and loss and gradient are linear in the advantages:
 
     gradient of the loss = sum over g of A_g * gradient of p_g, plus kl * gradient of the divergence
 
-The divergence is that from the initial scorer; kl is its weight. The gradients of p_g and of the divergence need no
-advantage. They are computed at each eviction and added up, so that no inputs are kept. The sums take as much memory as
-G + 1 scorers.
+p_g is the policy loss of reading g at advantage 1. The divergence is that from the initial scorer; kl is its weight.
 
 Letters: G readings of one trace, Hk KV heads, n competing entries, D inputs of the scorer per entry.
 """

@@ -63,11 +63,14 @@ def prepare(
 
     If the recipe learns from answers, the model answers the questions that have no given answer (`Question.given`).
 
-    data: a file, folder or data set on the hub with questions or texts (`kvbench.train.data_place`); None: problems of
-    the built-in tasks, or the texts of a recipe that learns from examples. samples: the most questions or examples to
-    train on; those that the recipe holds out do not count. out: the folder of the training, where the answers are
-    stored. prompting: how questions become prompts. continue_from: a weights file of a finished training, or its
-    folder; these weights are the initial values. on_answer: called with the number of answers so far.
+    Args:
+        data: a file, folder or data set on the hub with questions or texts (`kvbench.train.data_place`). None: problems
+            of the built-in tasks, or the recipe's own texts if it learns from examples.
+        samples: the most questions or examples to train on, without those that the recipe holds out.
+        out: the folder of the training; it gets the answers.
+        prompting: how questions become prompts.
+        continue_from: a weights file of a finished training, or its folder; these weights are the initial values.
+        on_answer: called with the number of answers so far.
     """
     entry, prompting = entry_of(name), prompting or Prompting()
     check_choices(options, **CHOICES)
@@ -88,7 +91,10 @@ def prepare(
     test: Sequence[Question | Trace | Example]
     if entry.learns_from == "examples":
         if place is not None or prompting.settings():
-            raise UserError(f"{name} makes its own training texts; leave out --data and all options for prompts.")
+            raise UserError(
+                f"{name} makes its own training texts; leave out --data, --thinking, --no-thinking, --prompt-style and "
+                "--system."
+            )
         drawn = examples(loaded, samples + entry.held_out, seed, int(options["tokens"]))
         items, test = drawn[:samples], drawn[samples:]
     else:
@@ -180,7 +186,7 @@ def _questions(
     """Return at most `samples` questions to train on, and the questions that the recipe holds out."""
     if data is None:
         if given := list(prompting.settings()):
-            flag = f"--{given[0].replace('_', '-')}"
+            flag = "--no-thinking" if prompting.thinking is False else f"--{given[0].replace('_', '-')}"
             raise UserError(f"{flag} needs --data: problems of built-in tasks are asked without a chat template.")
         asked = built_in(entry.tasks, samples, seed, loaded)
         return asked, built_in(entry.tasks, entry.held_out, seed, loaded, held_out=True)

@@ -13,7 +13,7 @@ from kvbench import __version__
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.weights import Base, card_path, config_hash, model_fields
 from kvbench.errors import SetupError, quote
-from kvbench.store.files import reason, replacing
+from kvbench.store.files import reason, remedy, replacing
 
 
 def model_files(loaded: LoadedModel) -> Callable[[Path], None]:
@@ -55,7 +55,10 @@ def save_folder(
             file.write((json.dumps(card, indent=2) + "\n").encode())
         card_path(folder).chmod(0o644)
     except OSError as error:
-        raise SetupError(f"{quote(error.filename or folder)} cannot be written: {reason(error)}.") from error
+        raise SetupError(
+            f"{quote(error.filename or folder)} cannot be written: {reason(error)}; {remedy(error)}, then run the "
+            "command again."
+        ) from error
     return folder, card
 
 

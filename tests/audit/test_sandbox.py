@@ -81,7 +81,7 @@ def test_the_process_adopts_orphans_only_while_programs_run() -> None:
 
 def test_the_corpus() -> None:
     assert len(PROGRAMS) == 62
-    with pytest.raises(UserError, match="holds no attacks"):
+    with pytest.raises(UserError, match="holds no hostile programs"):
         sandbox.read_corpus(Path(__file__).parent / "..")
     with pytest.raises(ValueError, match="no header line 'class'"):
         Attack.read("# id: x\nprint(1)\n", "x.py")

@@ -92,7 +92,7 @@ def test_a_statistic_that_cannot_be_had_is_null() -> None:
 
 def test_a_folder_without_goldens(tmp_path: Path) -> None:
     (tmp_path / "other.jsonl").write_text("{}\n")
-    with pytest.raises(UserError, match=r"holds no golden files; expected gpqa_extract\.jsonl, "):
+    with pytest.raises(UserError, match=r"holds no results of official scorers; expected gpqa_extract\.jsonl, "):
         read_goldens(tmp_path)
     (tmp_path / "ruler.jsonl").write_text("{\n")
     with pytest.raises(UserError, match=r"ruler\.jsonl:1: not JSON"):
@@ -134,7 +134,7 @@ def test_the_command(calls: Callable, tmp_path: Path, goldens: dict[str, list]) 
     ]
     assert "expected_strict is '0.0', expected '0.5'" in table.out
     assert "31 of 33 rows in 2 files: SCORERS DIFFER." in table.out
-    assert "holds no golden files" in empty.err
+    assert "holds no results of official scorers" in empty.err
     assert "error: --scorers 'nowhere' is not a folder." in nowhere.err
     assert good.torch is False
 

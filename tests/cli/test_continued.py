@@ -184,7 +184,7 @@ def test_a_moved_file_is_the_same_file(session: dict) -> None:
         ("file renamed", "is task 'file/other'; run 'r2' has file/q."),
         ("none", "--task-file 'token=abc/q.jsonl': the run has no task from a file."),
         ("template changed", "--chat-template 't.jinja' ("),
-        ("template scored", "is not the file that run 'r4' began with (000000000000)."),
+        ("template scored", "is not the file that run 'r4' began with (sha256 000000000000)."),
         ("template piped", "is a pipe"),
         ("file planned", "is not the file that run 'r2' began with"),
         ("key", "--stop looks like a key"),

@@ -137,7 +137,7 @@ def test_without_a_compiler_the_step_runs_plain():
     with config.patch({"cpp.cxx": ("/nonexistent/c++",), "force_disable_caches": True}):
         tokens, _, engine = decoded(loaded, told=told)
     assert (tokens, engine.decoding) == (plain, "torch")
-    assert re.fullmatch(r"decode steps run uncompiled: torch cannot compile it: .*c\+\+.*", *told)
+    assert re.fullmatch(r"decode steps run uncompiled: torch cannot compile the step: .*c\+\+.*", *told)
 
 
 def test_a_program_with_other_logits_is_refused(monkeypatch):

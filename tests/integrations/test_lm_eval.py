@@ -63,7 +63,7 @@ def test_stop_strings_and_length(full, prompts, instance):
 
 
 def test_unknown_ways_of_drawing_are_refused(full, instance):
-    with pytest.raises(UserError, match="does not support the generation settings 'num_beams'"):
+    with pytest.raises(UserError, match="needs the generation settings 'num_beams', which kvbench does not"):
         full.generate_until([instance("generate_until", ("a", GREEDY | {"num_beams": 4}))], disable_tqdm=True)
 
 

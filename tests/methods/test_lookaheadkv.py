@@ -139,7 +139,7 @@ def test_an_adapter_of_another_model_is_refused():
     ):
         pass
     wide = {**weights, "A.0.q_proj": torch.zeros(RANK, 7)}
-    with pytest.raises(SetupError, match=r"the adapter of layer '0\.q_proj' maps 7"), adapted(model, wide):
+    with pytest.raises(SetupError, match=r"the method's adapter of layer '0\.q_proj' maps 7"), adapted(model, wide):
         pass
 
 

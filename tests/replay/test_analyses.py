@@ -399,7 +399,7 @@ REFUSED = {
     "empty": ("replay --analysis overlap, --task walk", "--analysis has an empty item at position 2"),
     "method": (
         "replay --analysis overlap,sparsity --method gkv --task walk",
-        "--method cannot be given with --analysis overlap,sparsity: these analyses use the full cache only.",
+        "--method cannot be given with --analysis overlap,sparsity, which uses the full cache only.",
     ),
     "budget": ("replay --analysis patterns --budget 32 --task walk", "--budget cannot be given with --analysis"),
     "option": ("replay --analysis patterns --method-opt gkv.window=8 --task walk", "--method-opt cannot be given"),

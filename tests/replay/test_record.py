@@ -89,9 +89,8 @@ def test_the_page_is_of_scores_only(session: dict[str, Any], folder: Path) -> No
 
 def test_what_cannot_be_recorded_is_said(session: dict[str, Any]) -> None:
     assert session["unknown"].code == 2
-    assert (
-        "--sample 'none': no method evicted entries on this question, in any task of the run." in session["unknown"].err
-    )
+    expected = "--sample 'none': the run has no question of this id, or no method evicted entries on it."
+    assert expected in session["unknown"].err
     assert session["refused"].code == 2
     assert "--compress query-agnostic" in session["refused"].err
     assert session["nothing"].code == 2

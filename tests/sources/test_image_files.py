@@ -109,7 +109,7 @@ def test_sixteen_bits_are_refused() -> None:
 def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
     for path, why in ((tmp_path / "none.png", "does not exist"), (tmp_path, "is a folder"), (pipe, "is a pipe")):
-        with pytest.raises(UserError, match=f"image 'x' {why}"):
+        with pytest.raises(UserError, match=f"image '{path}' {why}"):
             image_files.read(Image(name="x", path=path))
 
 

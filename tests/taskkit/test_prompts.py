@@ -191,7 +191,7 @@ def test_the_end_of_the_context_must_be_known():
     turn = Turn(context="Facts. ", question="1+1?")
     upper = tokenizer(PLAIN.replace("m.content", "m.content | upper"))
     text = render(Doc(doc_id="q", turns=(turn,), reference="2"), upper, chat=True)
-    with pytest.raises(UserError, match="the end of the context cannot be found"):
+    with pytest.raises(UserError, match="needs the end of the context, but the chat template changes"):
         encode_to_context(upper, text, turn, True)
 
     class Slow:

@@ -154,7 +154,7 @@ def test_what_is_no_plain_file_is_never_read():
         ("/dev/zero", "--task-file /dev/zero is a device, not a file."),
         ("none", "--task-file none does not exist."),
         ("a\x1b[2J", "--task-file a\\x1b[2J does not exist."),
-        ("big", "big has 50.0 GB; the limit is 0.5 GB. Give a smaller file."),
+        ("big", "big has 50,000.0 MB; the limit is 536.9 MB. Give a smaller file."),
     ):
         with pytest.raises(UserError) as caught:
             FileTask(path)

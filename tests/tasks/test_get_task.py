@@ -51,7 +51,7 @@ def test_control_characters_are_shown_escaped():
         ("file", "task 'file' needs a file: --task-file FILE."),
         ("walk@4k", "task 'walk' takes no length; write it without '@4k'."),
         ("walk@abc", "task 'walk' takes no length; write it without '@abc'."),
-        ("ruler/vt@*", "'ruler/vt@*' names several lengths; give one, such as ruler@4096."),
+        ("ruler/vt@*", "'ruler/vt@*' names several lengths; give one, such as @4096."),
         ("zzzz@abc", "unknown task 'zzzz'. Known: aime24, aime25"),
     ],
 )
@@ -75,8 +75,8 @@ def test_a_pattern_stands_behind_the_name_only(name: str):
 @pytest.mark.parametrize("length", ["abc", "0", "4kk", "", "-1", "4.5k", "8*", "1234567890"])
 def test_what_is_no_length_says_what_is_one(length: str):
     text = (
-        f"'ruler/vt@{length}': '{length}' is no length. Give a number of tokens, as in ruler@4096 or "
-        "ruler@4k (k means 1,024), or * for all lengths of the task, as in ruler@*."
+        f"'ruler/vt@{length}': '{length}' is no length. Give a number of tokens, such as @4096 or @4k (k means "
+        "1,024), or @* for all lengths of the task."
     )
     for use in (expand, get_task):
         with pytest.raises(UserError, match=f"^{re.escape(text)}$"):

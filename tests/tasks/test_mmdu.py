@@ -84,9 +84,9 @@ def test_images_without_a_mark_are_not_shown(tmp_path: Path):
     ("change", "message"),
     [
         ({"image": ["/pics/1.png"]}, "dialogue 't1' marks 3 images in its text but names 1 image files"),
-        ({"image": ["/pics/9.png"]}, "row 1: image '/pics/9.png' does not exist"),
+        ({"image": ["/pics/9.png"]}, "row 1: image '.*/mmdu/pics/9.png' does not exist"),
         ({"image": ["/../../etc/passwd"]}, "row 1: image '/../../etc/passwd' is not a path inside the folder"),
-        ({"image": None}, "row 1: 'image' names no image file"),
+        ({"image": None}, "row 1: column 'image' names no image file"),
         ({"conversations": TALK[1:]}, "dialogue 't1' does not alternate questions and answers"),
         ({"conversations": TALK[:-1]}, "dialogue 't1' does not alternate questions and answers"),
         ({"image": "/pics/1.png"}, ", row 1, have a value of a wrong form .*not iterable"),
@@ -152,7 +152,7 @@ def test_the_judge_gets_the_pictures_that_were_hashed(tmp_path: Path, serve):
             path.write_bytes(data)
         score = asking(server.url).score(doc, output("a", "b", "c"))
         assert (score.value, score.status) == (None, "judge_error")
-        assert score.note.startswith(f"image '/pics/2.jpg' {why}")
+        assert f"/pics/2.jpg' {why}" in score.note
         path.touch()
     assert server.got == []
 

@@ -51,7 +51,7 @@ def test_an_address_names_data_set_split_and_revision(cached: dict[str, object])
     cached.clear()
     assert locate(f"hub:org/math:train@{COMMIT}") == place
     assert not cached  # kvbench has the rows of this commit
-    with pytest.raises(SetupError, match=f"the cache has 'org/math' at revision {COMMIT}, not at 'ffff"):
+    with pytest.raises(SetupError, match=f"the local cache has 'org/math' at revision {COMMIT}, not at 'ffff"):
         locate(f"hub:org/math@{'f' * 40}")
 
 

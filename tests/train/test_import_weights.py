@@ -225,7 +225,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path, out):
             import_weights(source, kind, CONFIG, "m", out)
 
     refused("does not exist", tmp_path / "nowhere")
-    refused("holds no file ending in .safetensors", tmp_path)
+    refused("holds no file that ends in one of .safetensors", tmp_path)
     (tmp_path / "a.safetensors").write_bytes(b"\0" * 30)
     refused("cannot be read", tmp_path)
     (tmp_path / "a.safetensors").unlink()
@@ -316,7 +316,7 @@ DAMAGED = {  # a file -> what writes it, what is said of it
     "digits.pth": ({GATE.format("9" * 5000, "bias"): torch.zeros(2)}, "holds no tensors named"),
     "far.safetensors": (
         {GATE.format(10**9 - 1, "bias"): torch.zeros(2)},
-        "layer 999999999 has tensors, but layer 0 has none; the checkpoint is incomplete.",
+        "layer 999999999 has tensors, but layer 0 has none; the checkpoint is incomplete. Download it again.",
     ),
 }
 

@@ -91,5 +91,5 @@ def test_it_evicts_while_decoding_only_if_told():
 
 
 def test_texts_without_an_answer_are_refused(loaded):
-    with pytest.raises(UserError, match=r"'?0'? has no prompt or no answer"):
+    with pytest.raises(UserError, match="row '0' of --data has no prompt or no answer"):
         LocretRecipe(loaded, SETTINGS, [replace(TEXTS[0], answer=())], TEXTS[3:])

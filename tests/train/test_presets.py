@@ -96,8 +96,7 @@ def test_a_trace_beyond_a_length_has_its_own_budget(data, tmp_path, monkeypatch)
     [
         (
             ["foresightkv", "--preset", "paper"],
-            "--preset paper with these prompt settings (thinking, style or system message) needs questions from a "
-            "file; give --data FILE.",
+            "--preset paper with prompt_style=foresightkv needs questions from a file; give --data FILE.",
         ),
         (["headkv", "--preset", "paper"], "headkv is estimated, not trained; it takes no --preset."),
         (["duo", "--preset", "papr"], "the recipe has no preset 'papr'. Did you mean 'paper'? There are tiny, paper."),

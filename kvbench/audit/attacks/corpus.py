@@ -52,7 +52,7 @@ def read_corpus(folder: Path) -> dict[str, str]:
         except ValueError as error:
             raise UserError(f"{quote(folder)}: {error}.") from None
     if not programs:
-        raise UserError(f"{quote(folder)} holds no attacks; expected Python files that begin with '# id:'.")
+        raise UserError(f"{quote(folder)} holds no hostile programs; expected Python files that begin with '# id:'.")
     return programs
 
 
@@ -117,9 +117,10 @@ def _successes(
     """Yield the names of the checks that show harm, that is, the ways in which the attack succeeded.
 
     The function makes the checks that the attack's header names, and two more: "damage" (the grader was damaged) and
-    "sandbox_error" (the attack did not run). If the header names an unknown check, this counts as a success. alive: ids
-    of the processes that outlived the grader. result: what the grader reported. secret: texts that the program must not
-    see.
+    "sandbox_error" (the attack did not run). An unknown check in the header counts as a success.
+
+    alive: ids of the processes that outlived the grader. result: what the grader reported. secret: texts that the
+    program must not see.
     """
     out = result.get("stdout", "") + result.get("stderr", "")
     seen = out + b"".join(aims.received).decode("latin-1")

@@ -63,7 +63,8 @@ class Attack:
                 source=text,
             )
         except KeyError as missing:
-            raise ValueError(f"{name} has no header line {missing}; add '# NAME: value' at its top") from None
+            key = missing.args[0]
+            raise ValueError(f"{name} has no header line '# {key}: VALUE'; add it at the top") from None
 
     def filled(self, values: Mapping[str, Any]) -> str:
         """Return the program's text with ``@@NAME@@`` replaced by ``values["NAME"]`` for every name in `values`."""

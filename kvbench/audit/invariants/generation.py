@@ -73,8 +73,7 @@ def protect(exam: Exam, way: Way) -> None:
     """No head evicts a protected entry. If the method protects text, every head evicts images first, then text.
 
     Protected entries are those sinks, recent tokens and prompt tokens that the method protects. Text is protected only
-    against images: a head may evict entries of text after it has evicted all entries of images, except those that are
-    themselves protected entries.
+    against images: a head may evict entries of text once it has evicted all unprotected entries of images.
     """
     evicts(exam)
     _drops(exam, way)
@@ -122,11 +121,11 @@ def batch(exam: Exam, layout: AuditLayout) -> None:
     _drops(exam, layout)
     main = exam.main(layout)
     for request, sample in main.sequences():
-        _same(main, exam.backwards(layout), request, sample, "in another order and slot")
+        _same(main, exam.backwards(layout), request, sample, "when the requests run in reverse order")
     first, second, _ = exam.repeated(layout)
     for alone in (first, second):
         [request] = alone.requests
-        _same(main, alone, request, 0, "alone")
+        _same(main, alone, request, 0, "when the sequence runs alone")
 
 
 def leak(exam: Exam, layout: AuditLayout) -> None:
@@ -134,7 +133,7 @@ def leak(exam: Exam, layout: AuditLayout) -> None:
     _drops(exam, layout)
     first, _, again = exam.repeated(layout)
     [request] = first.requests
-    _same(first, again, request, 0, "the second time")
+    _same(first, again, request, 0, "when the sequence runs again")
 
 
 def memory(exam: Exam, layout: AuditLayout) -> None:
@@ -286,9 +285,10 @@ def _compare(exam: Exam, way: Way, request: Request, sample: int, *, masked: boo
             return
         change = relative(dense[at], trial.seen.logits[key, step])
         if not change <= TOLERANCE:
+            when, how = ("", ", with evicted entries masked,") if masked else ("before the first eviction, ", "")
             raise Broken(
-                f"logits differ from those of a pass without a cache by {change:.1e} (relative) at position {at}: "
-                f"{request.doc_id} prompt, sample {sample}"
+                f"{when}logits differ from those of a pass without a cache{how} by {change:.1e} (relative) at position "
+                f"{at}: {request.doc_id} prompt, sample {sample}"
             )
 
 

@@ -98,7 +98,8 @@ def _alike(name: str, a: torch.Tensor, b: torch.Tensor, mine: LayerView, theirs:
         a, b = by_position(a, mine), by_position(b, theirs)
     change = largest_change(a.double(), b.double())
     if change > CLOSE:
-        raise Broken(f"in layer {mine.layer} {name!r} changes by {change:.1e} (relative) {how}{_cure(how)}")
+        kind = "column" if name in mine.columns else "state"
+        raise Broken(f"in layer {mine.layer} {kind} {name!r} changes by {change:.1e} (relative) {how}{_cure(how)}")
 
 
 def _scored(method: Method, view: LayerView) -> ScoreOut:

@@ -145,5 +145,5 @@ def _load(path: Path) -> Case | None:
         return None  # some other JSON file
     missing = [key for key in ("method", "variant", "hyper", "units", "steps") if key not in meta]
     if missing and meta["format"] == FORMAT:
-        raise UserError(f"parity case {quote(path)} lacks the fields {', '.join(map(quote, missing))}; add them.")
+        raise UserError(f"parity case {quote(path)} lacks {', '.join(map(quote, missing))}. Repair or remove the case.")
     return Case(path, meta)

@@ -143,8 +143,8 @@ class ReferenceCache:
     def load(self, case: Case, step: int) -> None:
         """Replace all entries by those that the reference held before a step, with the columns that the file stores.
 
-        All other columns get the values with which they start. One column is an exception: from the second step on,
-        `RANK` is the order in which the file stores the entries. States are replaced only if the plan has `resume`.
+        All other columns get the values with which they start, except `RANK`: from the second step on, it is the order
+        in which the file stores the entries. States are replaced only if the plan has `resume`.
         """
         slots, self.seen = case.slots(step), case.seen[step]
         self.observed = 0 if step == 0 else self.seen

@@ -85,7 +85,7 @@ def audit(
     for name, (folder, about) in others.items():
         if folder is not None:
             if methods or every or method_opt or model:
-                raise UserError(f"--{name} {about} and takes no methods, options or model.")
+                raise UserError(f"--{name} {about}; leave out METHOD, --all, --method-opt and --model.")
             if name != "compare" and not Path(folder).is_dir():
                 raise UserError(f"--{name} {quote(folder)} is not a folder.")
     if parity is not None:
@@ -158,8 +158,8 @@ def _chosen(names: list[str], every: bool, method_opts: list[str]) -> list[tuple
         with problems.collect():
             if place not in used and owner:
                 raise UserError(
-                    f"--method-opt is for method {quote(owner)}, which is not among the checked methods or has no such "
-                    "option."
+                    f"--method-opt {quote(f'{owner}.{option}={value}')}: method {quote(owner)} is not checked here, or "
+                    f"has no option {quote(option)}."
                 )
             if place not in used:
                 raise UserError(f"--method-opt {quote(f'{option}={value}')}: none of these methods has the option.")

@@ -47,7 +47,7 @@ FORMATS = ("text", "json", "markdown", "junit", "github")
 def compare(
     typed: Mapping[str, Any],
     base: Annotated[
-        str, typer.Argument(metavar="BASE", help="Folders of runs (with commas), or a saved baseline file.")
+        str, typer.Argument(metavar="BASE", help="Run folders, separated by commas, or a baseline file from --save.")
     ],
     new: Annotated[
         str | None, typer.Argument(metavar="[NEW]", help="Folders of runs to compare with BASE.", show_default=False)
@@ -201,7 +201,7 @@ def _alone(side: Side, save: str | None, plan: bool, policy: Policy, *, as_json:
     if plan:
         found = list(planning.plans(side, policy))
         if not found and any(policy.margin_of(key) > 0 for key in side.cells):
-            raise UserError(f"--plan needs scores, but {quote(side.name)} has none.")
+            raise UserError(f"--plan needs scores, but {quote(side.name)} has none. Run 'kvbench score RUN'.")
         if not found:
             raise UserError("--plan needs a margin above 0, as in --margin 0.02.")
         if as_json:
@@ -278,5 +278,8 @@ def _summary(markdown: str, fenced: Callable[[str], str]) -> str:
         with open(path, "a", encoding="utf-8") as file:
             file.write(markdown + "\n")
     except OSError as error:
-        raise SetupError(f"cannot write {quote(path)}, which GITHUB_STEP_SUMMARY names ({error.strerror}).") from error
+        raise SetupError(
+            f"cannot write {quote(path)}, which GITHUB_STEP_SUMMARY names ({error.strerror}). Name another file, or "
+            "unset the variable."
+        ) from error
     return ""

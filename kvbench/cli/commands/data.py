@@ -75,7 +75,8 @@ def fetch(
     load_plugins(plugin or [])
     folder = Path(out or os.environ.get("KVBENCH_DATA") or "data").expanduser()
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"--out {quote(folder)} is a file; give a folder.")
+        source = "--out" if out else "KVBENCH_DATA" if os.environ.get("KVBENCH_DATA") else "--out is not given, and"
+        raise UserError(f"{source} {quote(folder)} is a file; give a folder.")
     problems, done = Problems(), list[dict[str, Any]]()
     wanted = _downloads(_manifests(tasks, problems), problems, quiet=quiet)
     progress = _Bytes(quiet=quiet)
@@ -163,7 +164,10 @@ def check(
         _print(rows)
     if bad and tasks:
         named = ", ".join(f"{row['task']} ({row['state']})" for row in bad)
-        raise SetupError(f"data of {len(bad)} of {len(rows)} tasks are missing or wrong: {named}.")
+        raise SetupError(
+            f"data of {len(bad)} of {len(rows)} tasks are missing or wrong: {named}. "
+            "'kvbench data fetch TASK' gets them."
+        )
 
 
 @app.command("path", epilog=flowing(PATH))

@@ -1,8 +1,8 @@
 """``kvbench lm-eval``: lm-eval's command line with kvbench's model and tasks.
 
-lm-eval 0.4.13 finds no models outside its package, so its own command lacks ``--model kvbench``. What follows
-``kvbench lm-eval`` goes to lm-eval. kvbench adds the folder of kvbench's tasks to ``--include_path``, makes ``kvbench``
-the default of ``--model`` and, for this model, ``auto`` the default of ``--device``. A device in ``--model_args``
+lm-eval 0.4.13 finds no models outside its package, so its own command lacks ``--model kvbench``. The arguments after
+``kvbench lm-eval`` go to lm-eval. kvbench adds the folder of its tasks to ``--include_path``. The default of
+``--model`` is ``kvbench``. With this model, the default of ``--device`` is ``auto``, and a device in ``--model_args``
 replaces ``--device``.
 """
 

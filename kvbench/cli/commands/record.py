@@ -103,7 +103,7 @@ def _record(
             progress.end()
     if sample is not None and not found:
         raise UserError(
-            f"--sample {quote(sample)}: no method evicted entries on this question, in any task of the run. Choose "
-            f"another question; 'kvbench show {folder} --ids' lists them."
+            f"--sample {quote(sample)}: the run has no question of this id, or no method evicted entries on it. "
+            f"'kvbench show {folder} --ids' lists the questions."
         )
     return found

@@ -200,7 +200,7 @@ def _kinds(given: list[str] | None, flags: Mapping[str, Any], problems: Problems
                     names = ",".join(kind.name for kind in kinds)
                     option = f"--{key.replace('_', '-')}"
                     raise UserError(
-                        f"{option} cannot be given with --analysis {names}: these analyses use the full cache only."
+                        f"{option} cannot be given with --analysis {names}, which uses the full cache only."
                     )
         return kinds
     return []

@@ -89,7 +89,8 @@ def report(
         if plot is not None and not matched:
             raise UserError(f"--plot draws the reports of scores and of --matched; leave out {other}.")
     if summary and (others or json or format in ("csv", "json")):
-        raise UserError("--summary shortens the tables of scores; it takes --format text, markdown or latex.")
+        clash = others[0] if others else "--json" if json else f"--format {format}"
+        raise UserError(f"--summary shortens the tables of scores as text, markdown or latex; leave out {clash}.")
 
     from kvbench.report.agree import ALL
     from kvbench.report.blocks import Report
@@ -138,6 +139,6 @@ def report(
         raise UserError("\n".join(loaded.clashes))
     if require_complete and loaded.unfinished:
         raise IncompleteError(
-            f"{len(loaded.unfinished)} of {len(loaded.runs)} runs are not finished; 'kvbench run --resume NAME' "
-            "continues one."
+            f"unfinished runs: {len(loaded.unfinished)} of {len(loaded.runs)}; 'kvbench run --resume NAME' continues "
+            "one."
         )

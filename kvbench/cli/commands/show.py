@@ -14,7 +14,7 @@ from kvbench.cli.options import Document, Out, Run, Text, plain, same_as_run
 from kvbench.cli.run_questions import RunQuestions
 from kvbench.console import terminal
 from kvbench.console.redact import redact_argv, redact_config
-from kvbench.errors import UserError, quote
+from kvbench.errors import UserError, few, quote
 from kvbench.report.load import find_runs
 from kvbench.store import again, manifest, read_run
 
@@ -90,7 +90,7 @@ def one_run(name: str, out: Path) -> Path:
     if not os.path.isdir(runs[0]) and len(runs) == 1:
         raise UserError(f"{quote(name)} is a file. Name one run's folder.")
     if len(runs) > 1:
-        listed = ", ".join(path.name for path in runs)
+        listed = few([path.name for path in runs], 5)
         raise UserError(f"{quote(name)} is not the folder of one run; it holds {listed}. Name one run's folder.")
     return runs[0]
 

@@ -110,7 +110,7 @@ def train(
 ) -> None:
     """Train what a method needs for a model, or estimate a number for every head from the model's attention.
 
-    Writes DIR/METHOD.safetensors, or DIR/model or DIR/adapter if the model itself is trained.
+    Writes DIR/METHOD.safetensors; if the model itself is trained, DIR/model or DIR/adapter.
     A card with the same name and the suffix .json describes the written weights.
     If a training is interrupted, the same command continues from the last checkpoint.
     A method reads the written file if it lies beside the model's weights, or if the method's option names it.
@@ -145,10 +145,8 @@ def train(
             raise UserError(f"{kind} is estimated, not trained; it takes no {unused[0]}.")
     with problems.collect():
         if preset and data is None and prompting.settings() and not dry_run:
-            raise UserError(
-                f"--preset {bare(preset)} with these prompt settings (thinking, style or system message) needs "
-                "questions from a file; give --data FILE."
-            )
+            listed = ", ".join(f"{name}={bare(value)}" for name, value in prompting.settings().items())
+            raise UserError(f"--preset {bare(preset)} with {listed} needs questions from a file; give --data FILE.")
     with problems.collect():
         describe(model, weights=not dry_run)
     with problems.collect():

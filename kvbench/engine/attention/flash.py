@@ -1,9 +1,14 @@
 """Attention of prompts through the package flash-attn (`--attn flash`).
 
-flash-attn takes no mask, so the engine uses it only in layers whose heads hold equally many entries. It is not used in
-layers with attention sinks, in layers whose keys and values have different dimensions, or while decoding. Wherever
-flash-attn is not used, the engine uses its own attention (`interface`, `kernels`). Whether flash-attn computes the
-attention of a block of tokens depends on the settings and the prompt, never on other prompts.
+flash-attn takes no mask, so the engine uses it only in layers whose heads hold equally many entries. It is not used
+
+- while decoding,
+- in layers with attention sinks,
+- in layers whose keys and values have different dimensions,
+- in layers with a sliding window, once entries were dropped.
+
+Wherever flash-attn is not used, the engine uses its own attention (`interface`, `kernels`). The choice for a block of
+tokens depends on the settings and the prompt, never on other prompts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Checks, in short forward passes, that a loaded model works under the engine.
 
-(1) The model uses the positions that the engine passes, rather than counting tokens in transformers' cache. (2) When a
-text is read in several passes, the model's recurrent layers continue from the state after the previous pass. (3) The
-model's latent layers give the same outputs from latents as from the keys and values of all heads.
+- The model uses the positions that the engine passes, rather than counting tokens in transformers' cache.
+- When a text is read in several passes, recurrent layers continue from the state after the previous pass.
+- Latent layers give the same outputs from latents as from the keys and values of all heads.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ from kvbench.eviction.rope import Rope
 def read_rope(model: Any, geometry: Sequence[LayerGeometry]) -> Rope:
     """Return the model's RoPE in the layers that methods evict.
 
-    The candidates are rotations with the model's own frequencies, in two pairings of dimensions. To choose one, the
-    model reads one token at two positions. The right candidate turns the token's queries at one position into those at
-    the other, up to rounding, in each layer that methods evict. Raises UserError when no candidate does so.
+    Tries rotations with the model's own frequencies, in two pairings of dimensions. The model reads one token at two
+    positions. The right rotation turns the token's queries at one position into those at the other, up to rounding, in
+    each layer that methods evict. Raises UserError when no rotation does so.
 
     geometry: the cache's geometry, which tells which layers methods evict. Sliding-window layers are left out because
     they may have other frequencies.

@@ -1,10 +1,12 @@
 """Grouped-query attention by torch's `scaled_dot_product_attention`, on CPU and CUDA.
 
-The g query heads of a group share the keys and values of one KV head without a copy. For one token, the group's g
-queries become queries of one head. For a block of t tokens on CPU, the g * t queries also become queries of one head,
-which is fastest there; the mask is then repeated g times. On CUDA, each group becomes a sequence of a batch, and its g
-heads read views of one KV head. There the mask is not repeated, and a causal block needs no mask, so flash attention
-can compute it.
+The g query heads of a group share the keys and values of one KV head without a copy:
+
+- For one token, the group's g queries become queries of one head.
+- For a block of t tokens on CPU, the g * t queries become queries of one head, which is fastest there. The mask is
+  repeated g times.
+- For a block on CUDA, each group becomes a sequence of a batch, whose g heads read views of one KV head. The mask is
+  not repeated, and a causal block needs no mask, so flash attention can compute it.
 """
 
 from __future__ import annotations

@@ -61,9 +61,14 @@ def entry_budget(method: Method, budget: float | None, prompt_len: int, group: i
 def capacity(method: Method, budget: float | None, interval: int, lengths: Lengths, group: int = 1) -> int:
     """Return how many entries per head, a mean over heads, a slot must have room for.
 
-    For a method with a budget this is the sum of three numbers: the budget; the prompt's tail (`Lengths`); and the
-    tokens generated between two evictions, or all generated tokens if the budget does not bound the cache while
-    decoding. The result is never more than the length of the longest sequence; without a budget it is this length.
+    For a method with a budget this is the sum of
+
+    - the budget,
+    - the prompt's tail (`Lengths`),
+    - the tokens generated between two evictions; if the budget does not bound the cache while decoding, all generated
+      tokens.
+
+    The result is never more than the length of the longest sequence; without a budget it is this length.
     """
     if not method.takes_budget or budget is None:
         return lengths.total
@@ -101,10 +106,12 @@ def fit(geometry: Sequence[LayerGeometry], method: Method, longest: int) -> tupl
     Layers with a sliding window of at least `longest` tokens get full attention. For a method that keeps entries per
     query head, every query head of an evicted layer counts as a KV head.
 
-    Raises UserError in three cases: the method evicts, and every layer has a sliding window; the method spreads its
-    budget unevenly, and the evicted layers differ in heads or dimensions; all heads share each entry (latent
-    attention), and the method keeps entries per query head, has weights, or reads the model's attention or output
-    projection.
+    Raises UserError in three cases:
+
+    - The method evicts, and every layer has a sliding window.
+    - The method spreads its budget unevenly, and the evicted layers differ in heads or dimensions.
+    - All heads share each entry (latent attention), and the method keeps entries per query head, has weights, or reads
+      the model's attention or output projection.
     """
     fitted = layer_shapes.for_lengths(geometry, longest)
     if method.evicts:
@@ -127,7 +134,7 @@ def _check_latent(g: LayerGeometry, method: Method) -> None:
     if g.latent and method.per_query_head:
         raise UserError(
             f"latent attention stores {g.head_dim} numbers per token for all heads; entries per query head would be "
-            f"{g.query_heads} copies of them. Use heads=kv, or another method."
+            f"{g.query_heads} copies of them. Use the method's option heads=kv, or another method."
         )
     if g.latent and (weights := method.weights()) is not None:
         raise UserError(

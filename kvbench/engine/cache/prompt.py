@@ -27,10 +27,14 @@ from kvbench.eviction.view import LayerView
 class PromptCache:
     """The KV caches of b equally long prompts, with all their layers.
 
-    queries: how many of the newest queries every layer stores. hidden: how many of the newest hidden states every layer
-    stores while the prompt is read, and how many afterwards. size: the tokens for which each layer allocates memory at
-    first. noise_keys: per prompt, the seed of the method's random numbers. recurrent: empty states of recurrent layers.
-    images: the prompt's images; None without. With images, b must be 1.
+    Args:
+        queries: how many of the newest queries every layer stores.
+        hidden: how many of the newest hidden states every layer stores while the prompt is read, and how many
+            afterwards.
+        size: the tokens for which each layer allocates memory at first.
+        noise_keys: per prompt, the seed of the method's random numbers.
+        recurrent: empty states of recurrent layers.
+        images: the prompt's images, with which b must be 1; None: no images.
     """
 
     def __init__(

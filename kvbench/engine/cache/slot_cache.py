@@ -49,7 +49,7 @@ class Shape:
 
 
 class Store:
-    """One layer of a cache, in all slots. This base class holds what is not in entries: each slot's newest queries and
+    """One layer of a cache, in all slots. This base class holds all but the entries: each slot's newest queries and
     hidden states, and the method's states.
 
     queries: [S, Hq, width, D]; hidden: [S, 1, width, hidden size]; their widths may differ. The query and the hidden

@@ -164,6 +164,7 @@ def moves(holes: torch.Tensor, movers: torch.Tensor, places: int) -> tuple[torch
     """Pair a head's kept entries that must move (movers) with its places that become free (holes).
 
     The first mover is paired with the first hole, the second with the second, and so on.
+
     holes, movers: masks [b, Hk, n] bool, each with its own n. places: an upper bound on the movers of a head. Returns
     two tensors [b, Hk, places]: the indices of the movers, and the indices of the holes to which they move. Both have
     -1 after a head's last pair.

@@ -2,8 +2,8 @@
 
 The package accelerate assigns whole layers to GPUs, in the order in which the model runs them. It also moves hidden
 states from one GPU to the next. Each layer's entries are on the GPU of its weights. All GPUs get the same limit for
-bytes of weights: about the smallest limit with which the model fits. No GPU's weights take more than the share
-`WEIGHTS` of its memory. So GPUs of one size have about equal room for entries.
+bytes of weights, about the smallest with which the model fits, so that GPUs of one size have about equal room for
+entries. No GPU's weights take more than the share `WEIGHTS` of its memory.
 """
 
 from __future__ import annotations
@@ -55,10 +55,11 @@ class Division:
 def divide(config: Any, device_map: str, device: str, dtype: torch.dtype) -> Division | None:
     """Divide a model among the visible GPUs; None if `device_map` is "none" or only one GPU is visible.
 
-    config: the model's configuration; device_map, device: the settings of these names. With `device_map` "auto", raises
-    SetupError if there is no GPU, and UserError if `device` names a single GPU. With several GPUs, it also raises
-    SetupError if accelerate is not installed or the weights are too large, and UserError for a model that cannot be
-    divided.
+    config: the model's configuration; device_map, device: the settings of these names.
+
+    Raises, with `device_map` "auto":
+        SetupError: there is no GPU, accelerate is not installed, or the weights are too large.
+        UserError: `device` names a single GPU, or the model cannot be divided.
     """
     if device_map == "none":
         return None

@@ -22,6 +22,7 @@ from kvbench.engine.model.fingerprint import fingerprint
 from kvbench.errors import KVBenchError, SetupError, UserError, quote
 from kvbench.sources import quantised, vocabulary
 from kvbench.sources.adapters import Adapter
+from kvbench.sources.model_weights import REPORTING, difference
 from kvbench.sources.models import describe
 from kvbench.sources.quantised import Form
 from kvbench.sources.refusals import WITH_IMAGES
@@ -112,9 +113,11 @@ def load(
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
         config = transformers.AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
         form, more = _in_its_form(config, where)
-        model = auto_class(config).from_pretrained(
-            path, revision=revision, dtype=kind, use_safetensors=True, trust_remote_code=False, **more
+        model, report = auto_class(config).from_pretrained(
+            path, revision=revision, dtype=kind, use_safetensors=True, trust_remote_code=False, **REPORTING, **more
         )
+        if wrong := difference(report):
+            raise SetupError(f"model {quote(path)} cannot be loaded: {wrong}. Download it again.")
     except Exception as error:  # transformers' code for a model may raise any exception
         if isinstance(error, KVBenchError) or faults.of_machine(error):
             raise

@@ -16,7 +16,10 @@ def marks(loaded: LoadedModel, characters: str) -> torch.Tensor:
     """
     tokenizer, size = loaded.tokenizer, loaded.model.get_input_embeddings().weight.shape[0]
     if tokenizer is None:
-        raise UserError("the method looks for tokens of certain characters, but the model has no tokenizer.")
+        raise UserError(
+            f"the method looks for tokens of the characters {characters!r} and needs the model's tokenizer; pass it as "
+            "`tokenizer`."
+        )
     texts = tokenizer.batch_decode([[token] for token in range(min(size, len(tokenizer)))])
     special = set(tokenizer.all_special_ids)
     found = [
@@ -24,7 +27,8 @@ def marks(loaded: LoadedModel, characters: str) -> torch.Tensor:
     ]
     if not any(set(texts[i]) & set(characters) for i in found):
         raise UserError(
-            f"no token of the model's tokenizer consists of the characters {characters!r}, which the method looks for."
+            f"no token of the model's tokenizer consists of the characters {characters!r}, which the method looks for. "
+            "Use another method, or other characters."
         )
     table = torch.zeros(size, dtype=torch.bool)
     table[found] = True

@@ -35,8 +35,8 @@ class Size(NamedTuple):
 def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return ``func(*args, **kwargs)``. If the result of an equal call is remembered, do not run `func`.
 
-    Two calls are equal if the function and the keys of all arguments are equal (`_described`). The result is then new
-    meta tensors of the remembered sizes, or the first argument if the operator works in place.
+    The result is then new meta tensors of the remembered sizes, or the first argument if the operator works in place.
+    Two calls are equal if the function and the keys of all arguments are equal (`_described`).
     """
     try:
         made = func, _described(args), _described(tuple(kwargs.items()))

@@ -25,8 +25,13 @@ def packed_linears(model: Any, rows: int) -> Iterator[int]:
     """While the block runs, use packed weights in the large linear layers of a model on a CPU.
 
     rows: rows of the layers' inputs, one per slot; the weights are packed for this number. Yields the number of packed
-    layers: 0 on other devices, for quantised weights or weights of several dtypes, in a dtype for which oneDNN has no
-    product on this processor, with fewer rows than `FEWEST_ROWS`, and for models larger than `MOST_BYTES`.
+    layers. No layer is packed
+
+    - on other devices,
+    - for quantised weights or weights of several dtypes,
+    - in a dtype for which oneDNN has no product on this processor,
+    - with fewer rows than `FEWEST_ROWS`,
+    - for models larger than `MOST_BYTES`.
     """
     layers = large_linears(model) if packs(model, rows) else []
     try:

@@ -242,9 +242,11 @@ def _width(model: Any, decoder: Any) -> int:
     """Return how many numbers per token the model's activations hold at their widest, without RoPE.
 
     The model keeps the embeddings and the layer's input until the layer ends. Beside these, it holds the numbers of one
-    stage of the layer, and the larger stage counts. The norm holds the residual and float32 numbers, which count twice.
-    A gated MLP holds the residual, its norm, the outputs of the two widest linear layers and their product; a token
-    counts once for each routed expert that it uses.
+    of two stages of the layer; the larger stage counts:
+
+    - The norm holds the residual and float32 numbers, which count twice.
+    - A gated MLP holds the residual, its norm, the outputs of the two widest linear layers and their product; a token
+      counts once for each routed expert that it uses.
     """
     tables = {id(m.weight) for m in decoder.modules() if isinstance(m, torch.nn.Embedding)}
     used = _first(model.config.get_text_config(), USED) or 1

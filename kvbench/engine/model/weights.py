@@ -202,7 +202,9 @@ def read_card(weights: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise SetupError(f"the weights have no card: there is no {quote(path)}. Copy both files.") from None
     except (OSError, ValueError) as error:
-        raise SetupError(f"the card {quote(path)} of the weights cannot be read: {error}") from None
+        raise SetupError(
+            f"the card {quote(path)} of the weights cannot be read ({error}). Copy it again, or check its permissions."
+        ) from None
     if not isinstance(card, dict) or card.get("format") != FORMAT:
         raise SetupError(f"{quote(path)} is no card of format {FORMAT}. Copy the card of these weights again.")
     return card

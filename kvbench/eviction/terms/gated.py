@@ -31,7 +31,11 @@ class Gated(Method):
     usual: ClassVar[GateForm]  # form of the published gates
 
     gates: str = option("auto", "file with the trained gates; auto: `<method>.safetensors` beside the model's weights")
-    gate: Literal["auto", "rg", "rg2", "rg3", "rg10"] = option("auto", "form of the gate; auto: as in the gates' file")
+    gate: Literal["auto", "rg", "rg2", "rg3", "rg10"] = option(
+        "auto",
+        "form of the gate. rg, rg10: from hidden states, rg10 with one layer more; rg2, rg3: from keys and values; "
+        "auto: as in the gates' file",
+    )
     tie: Literal["auto", "none", "layers", "layers_and_heads"] = option(
         "auto", "which layers and heads share the gate's last projection; auto: as in the gates' file"
     )

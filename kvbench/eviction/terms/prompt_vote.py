@@ -18,7 +18,7 @@ from kvbench.lazy import torch
 class PromptVote(Method):
     """A method that evicts once, after the prompt, by SnapKV's score. Subclasses may define `quotas`."""
 
-    window: int = option(32, "last queries of the prompt that vote and always stay", low=1)
+    window: int = option(32, "last tokens of the prompt: their queries vote, and they always stay", low=1)
     kernel: int = option(7, "pooling width, 1 for none", low=1, odd=True)
     pool: Literal["max", "avg"] = option("max", "how votes are smoothed along the text")
     reduce_g: Literal["mean", "max"] = option("mean", "how the query heads of a group become one score")

@@ -34,8 +34,8 @@ def redundancy(
     Args:
         threshold: cosine above which two keys count as similar, 0 or more.
         order: [b, Hk, N] indices that list the entries, as `LayerView.text_order` does.
-        spare: which of the similar keys in each row of the matrix of cosines is set to 0: the last or the first in
-            `order`.
+        spare: which similar key's cosine is set to 0 in each row of the matrix of cosines: that of the last or the
+            first in `order`.
         column_zero: reproduce the released R-KV code: a row of the matrix without a similar key spares the first entry
             in `order`. If `spare` is "first", every row spares this entry.
     """

@@ -32,11 +32,13 @@ def table_misfit(tensors: Mapping[str, torch.Tensor], model: Sizes) -> str:
 def series(view: LayerView, reach: int, *, over: Literal["mean", "max"], trig: bool, spread: bool) -> torch.Tensor:
     """Return the score of every entry by every query head of its group, [b, Hk, g, N] float32.
 
-    A score is a norm term plus, if `trig`, the series. The norm term is a sum over the pairs of rotated dimensions: the
-    length of the key's two numbers times a weight. The weight is `modulus`; with `spread`, it is `modulus` less the
-    length of the two numbers in `mean`. The series is the mean or maximum (`over`) of logits between the key and the
-    mean query. There is one logit for each distance 1, 2, 4 ... up to `reach`: the mean query stands at this distance
-    after the position of the next token.
+    A score is a norm term plus, if `trig`, the series:
+
+    - The norm term sums, over the pairs of rotated dimensions, the length of the key's two numbers times `modulus`;
+      with `spread`, times `modulus` less the length of the two numbers in `mean`.
+    - The series is the mean or maximum (`over`) of the dot products of the key and the mean query, in the rotated
+      dimensions. There is one for each distance 1, 2, 4 ... up to `reach`: the mean query stands at this distance after
+      the position of the next token.
     """
     assert view.rope is not None, "the method must declare Needs(rope=True)"
     b, heads = view.keys.shape[:2]

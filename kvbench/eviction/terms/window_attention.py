@@ -1,4 +1,4 @@
-"""Attention of a block of queries to the cached entries. Methods that score entries by attention use it through
+"""Attention of queries to the cached entries. Methods that score entries by attention use it through
 `LayerView.attend`, except `golden`, `expected-attention` and the presses of kvpress.
 
 All arithmetic is in float32. Absolute positions decide which keys a query sees, because the cache is not in text order
@@ -52,7 +52,7 @@ def window_attention(
         scaling, softcap: the model's softmax scale and logit cap.
         domain: keys that the softmax runs over: "all", or "outside_window" (keys older than the first query).
         order: "softmax_then_group" reduces probabilities over the group, "group_then_softmax" reduces logits.
-        reduce_g, reduce_q: over the g query heads and the w queries; None keeps that axis.
+        reduce_g, reduce_q: how to reduce over the g query heads and the w queries; None keeps the axis.
         own_keys, own_positions: [b, Hk, m, d] and [b, m], keys outside the cache. They take part in the softmax but not
             in the result.
     """

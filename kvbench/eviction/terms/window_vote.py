@@ -1,8 +1,8 @@
 """Base of rkv, snapkv-decode and gkv: at every eviction the newest tokens' queries vote for the older entries.
 
 The entries of the newest tokens (the window) always stay. A method may merge the vote with earlier votes, by the
-global score of G-KV (arXiv 2512.00504, Eq. 3-5). The local score of entry j is the vote for it, divided by the largest
-vote in its head. F'_j is the entry's global score at the previous eviction. The new global score F_j merges the two:
+global score of G-KV (arXiv 2512.00504, Eq. 3-5). The local score of entry j is its vote, divided by the largest vote
+in its head. F'_j is the entry's global score at the previous eviction. The new global score F_j merges the two:
 
     max   F_j = max(alpha F'_j, local_j)
     mean  F_j = alpha F'_j + (1 - alpha) local_j

@@ -53,7 +53,8 @@ class PressMethod(Method):
         if self._facts.hidden == "many" and self._buffer <= sinks:
             raise OptionError(
                 BUFFER,
-                f"must be more than {sinks}: the press leaves out the first {sinks} of the tokens that it reads.",
+                f"must be more than {sinks}: the press leaves out the first {sinks} of the tokens that it reads; "
+                f"got {self._buffer}.",
             )
         self.scorer  # noqa: B018  # a press checks its own options
 

@@ -1,9 +1,9 @@
 """Measures whether a method still holds the tokens to which the answer attends: the share held, by age and KV head.
 
-A block is `--interval` successive tokens of the answer. With the full cache, the queries of a block attend to the
-tokens before the block. The attended tokens are the fewest of these that carry 90% (`api.MASS`) of this attention in a
-layer and KV head. The age of a token is its distance from the block's beginning; the newest token before the block has
-age 1. A block counts only if more tokens than fit into the budget were read before it. So all methods at one budget
+A block is `--interval` successive tokens of the answer. Its attended tokens, per layer and KV head, are the fewest
+tokens before the block that carry 90% (`api.MASS`) of the attention which its queries pay, with the full cache, to the
+tokens before it. The age of a token is its distance from the block's beginning; the newest token before the block has
+age 1. A block counts only if more tokens than fit into the budget were read before it, so all methods at one budget
 have the same blocks.
 
     share  share of the attended tokens of this age that the method holds

@@ -91,11 +91,9 @@ def read(report: ScoreReport, tables: Sequence[Scored], recorded: set[tuple[str,
 
 
 def chosen(tables: Sequence[Scored], recorded: set[tuple[str, str]]) -> list[str]:
-    """Return the questions of a task to show, at most MOST_QUESTIONS, in order. tables: all tables of the task.
+    """Return the questions of a task to show, at most MOST_QUESTIONS, in the order that the module's docstring states.
 
-    Questions with recorded decisions come first. Then come questions on which cells score unlike the first cell of
-    their table, chosen so that as many cells as possible have such a question. The first cell is the full cache's if
-    the full cache was run. The other questions follow, those with the largest differences between cells first.
+    tables: all tables of the task. recorded: the (task, question) pairs that have recorded decisions.
     """
     spread: dict[str, float] = {}  # for each question the largest spread of its scores in any table
     unlike: dict[str, set[tuple[int, int]]] = {}  # by question: cells that differ from their table's first

@@ -25,11 +25,14 @@ class Paired:
     """The comparison of two methods, A and B, on the same questions. `diff` is A's mean score minus B's; `p` is
     two-sided.
 
-    `test` is the test that gave `p` and the interval. "t": the t test. "sign flips": the test by sign flips of whole
-    clusters (`kvbench.report.stats.flips`), because the t test would not hold its level. "equal differences": all
-    questions, or the means of all clusters, have the same difference, and `p` is the exact p of sign flips. "none":
-    there are so few clusters that sign flips could not reject "no difference" even if the differences of all clusters
-    had the same sign; `p` is 1 and there is no interval.
+    test: the test that gave `p` and the interval.
+        "t": the t test.
+        "sign flips": the test by sign flips of whole clusters (`kvbench.report.stats.flips`), because the t test would
+            not hold its level.
+        "equal differences": all questions, or the means of all clusters, have the same difference; `p` is the exact p
+            of sign flips.
+        "none": there are so few clusters that sign flips could not reject "no difference" even if the differences of
+            all clusters had the same sign; `p` is 1 and there is no interval.
     """
 
     diff: float

@@ -37,11 +37,12 @@ def judge(family: Sequence[Paired], alpha: float = ALPHA, floors: Sequence[float
     """Return the verdicts on the comparisons of one table, in the given order.
 
     Args:
-        floors: for each comparison, the score below which no method falls; NaN stands for 0. With floors,
-            scores must lie between the floor and 1, and a tie becomes "cannot tell" in three cases. At the floor: the
-            comparison's `smallest_drop` is larger than its `room` (see `Judged`). At the ceiling: in every comparison
-            of the table, both means are closer to 1 than `smallest_drop`. With too few clusters: `smallest_drop` is
-            NaN, because the test finds no drop. Without floors, scores may be any numbers, and a tie stays a tie.
+        floors: for each comparison, the score below which no method falls; NaN stands for 0. Without floors, scores
+            may be any numbers, and a tie stays a tie. With floors, scores must lie between the floor and 1, and a tie
+            becomes "cannot tell" in three cases:
+            - at the floor: the comparison's `smallest_drop` is larger than its `room` (see `Judged`);
+            - at the ceiling: in every comparison of the table, both means are closer to 1 than `smallest_drop`;
+            - too few clusters: `smallest_drop` is NaN, because the test finds no drop.
     """
     adjusted = holm([paired.p for paired in family])
     drops = [paired.drop(alpha / len(family)) for paired in family]

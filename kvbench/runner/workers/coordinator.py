@@ -63,9 +63,13 @@ class Coordinator:
     def run(self, jobs: Sequence[Job]) -> None:
         """Execute all jobs.
 
-        Raises KVBenchError in these cases: a worker meets an error that every worker would meet; no worker starts;
-        `TRIES` workers were lost at the same rows; more workers were lost one after the other than `TRIES` times the
-        executor's number of workers, and no new row was saved meanwhile; this machine does not see all saved rows.
+        Raises KVBenchError in these cases:
+
+        - a worker meets an error that every worker would meet;
+        - no worker starts;
+        - `TRIES` workers were lost at the same rows;
+        - without a new saved row, more workers were lost than `TRIES` times the executor's number of workers;
+        - this machine does not see all saved rows.
         """
         self._waiting = list(jobs)
         try:

@@ -56,7 +56,7 @@ class Placement:
         """Return the executor for a run on this device; None if this process executes all jobs itself.
 
         on_cpus: how many local workers a run on CPUs has if the user gave no number. Raises KVBenchError if the cluster
-        cannot be used, if there are fewer GPUs than workers, or if the device of a run in a cluster has a number.
+        cannot be used, if there are fewer GPUs than workers, or for a device with a number (cuda:1) in a cluster.
         """
         if self.name == "local":
             return self._local(order, device, on_cpus)

@@ -1,8 +1,8 @@
 """Workers in the jobs of a Slurm array, through submitit.
 
 Each Slurm job of the array receives one worker's share of the run's jobs when it is submitted. It executes this share
-in a child process, and ends. Nothing is sent to a Slurm job after that; its rows in the run's journal show its
-progress.
+in a child process, and ends. Nothing else is sent to it; its rows in the run's journal show its progress.
+
 submitit keeps its calls, results and logs in a folder of the user's cache, because a results folder holds no code and
 no pickles.
 """

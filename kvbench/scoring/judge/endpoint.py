@@ -89,7 +89,7 @@ class Endpoint:
         except (httpx.HTTPError, OSError) as error:  # their texts may quote the server
             raise _TryAgain(f"no connection ({type(error).__name__})") from None
         if answer.status in PASSING or answer.status >= 500:
-            raise _TryAgain(f"status {answer.status}", _retry_after(answer.headers))
+            raise _TryAgain(f"HTTP status {answer.status}", _retry_after(answer.headers))
         return self._read(answer)
 
     async def _post(self, request: Mapping[str, Any]) -> _Response:
@@ -110,7 +110,7 @@ class Endpoint:
             async for chunk in response.aiter_raw():
                 body += chunk
                 if len(body) > BODY_LIMIT:
-                    raise JudgeError(f"the judge's response has more than {BODY_LIMIT // 2**20} MB")
+                    raise JudgeError(f"the judge's response has more than the limit of {BODY_LIMIT >> 20} MiB")
             return _Response(response.status_code, response.headers, self._hide(body.decode(errors="replace")))
 
     def _sign(self, request: httpx.Request) -> httpx.Request:
@@ -135,13 +135,13 @@ class Endpoint:
             )
         if 300 <= answer.status < 400:
             raise JudgeError(
-                f"the judge's address redirects (status {answer.status}); redirects are not followed. "
-                "Give the final address"
+                f"the judge's address redirects (HTTP status {answer.status}); redirects are not followed, so give "
+                "--judge the final address"
             )
         parsed = _parse(answer.body)
         if answer.status != 200:
             said = self._clean(_at(parsed, "error", "message"))
-            raise JudgeError(f"the judge answered with status {answer.status}{said and f': {quote(said)}'}")
+            raise JudgeError(f"the judge answered with HTTP status {answer.status}{said and f': {quote(said)}'}")
         text = _at(parsed, "choices", 0, "message", "content")
         if not isinstance(text, str):
             raise JudgeError("the judge's response is not a chat completion with a text")

@@ -14,6 +14,7 @@ from typing import Any
 from kvbench.console.faults import words
 from kvbench.errors import SetupError, quote
 from kvbench.scoring.judge.api import MAX_TOKENS, JudgeError, Reply, messages
+from kvbench.sources.model_weights import REPORTING, difference
 
 
 class LocalJudge:
@@ -50,7 +51,7 @@ class LocalJudge:
         read = prompt["input_ids"].shape[1]
         room = getattr(model.config.get_text_config(), "max_position_embeddings", 1 << 20) - read
         if room < 1:
-            raise JudgeError(f"the judge's prompt has {read} tokens, more than fit into the judge's context")
+            raise JudgeError(f"the judge's prompt has {read} tokens, but the judge's context only {room + read}")
         end = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         try:
             with torch.inference_mode():
@@ -72,15 +73,18 @@ class LocalJudge:
         transformers.logging.disable_progress_bar()
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder, trust_remote_code=False)
-            model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-                self.folder, dtype="auto", trust_remote_code=False, use_safetensors=True
+            loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+                self.folder, dtype="auto", trust_remote_code=False, use_safetensors=True, **REPORTING
             )
+            model, report = loaded
+            if wrong := difference(report):
+                raise ValueError(wrong)
             model.generation_config = transformers.GenerationConfig(eos_token_id=model.generation_config.eos_token_id)
             return tokenizer, model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         except torch.OutOfMemoryError:
             raise SetupError(
-                f"the judge {quote(self.folder)} does not fit into memory beside the model under test: run with "
-                "--judge none, then 'kvbench score RUN' with the judge."
+                f"the judge {quote(self.folder)} does not fit into memory. Give a smaller judge; after a run with "
+                "--judge none, 'kvbench score RUN' loads the judge without the model under test."
             ) from None
         except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
             first = (words(error).splitlines() or [""])[0]

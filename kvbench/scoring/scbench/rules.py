@@ -77,9 +77,12 @@ def first_number(prediction: str, answer: float) -> float:
 def option(prediction: str, answer: tuple[str, str]) -> float:
     """1 if the output chooses the right option, whose text and letter are `answer`.
 
-    The choice is found by the first rule that applies: a letter from A to D at the beginning of the output; the whole
-    output, if it is the right text or letter; the text behind the first phrase of `_ANSWER_IS` that occurs; the first
-    word that is a substring of "ABCD", such as "B".
+    The choice is found by the first rule that applies:
+
+    - a letter from A to D at the beginning of the output;
+    - the whole output, if it is the right text or letter;
+    - the text behind the first phrase of `_ANSWER_IS` that occurs;
+    - the first word that is a substring of "ABCD", such as "B".
     """
     text = prediction.strip()
     if text[:1] and text[0] in LETTERS:

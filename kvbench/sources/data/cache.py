@@ -100,7 +100,9 @@ def download(url: str, *, sha256: str = "", limit: int = LIMIT, bar: Bar | None 
                 for block in answer.iter_bytes(CHUNK):
                     size += len(block)
                     if size > limit:
-                        raise SetupError(f"{quote(url)} is larger than {limit:,} bytes; the download was not kept.")
+                        raise SetupError(
+                            f"{quote(url)} is larger than {limit:,} bytes, the limit of a download; it was not kept."
+                        )
                     digest.update(block)
                     file.write(block)
                     if bar is not None:

@@ -67,7 +67,10 @@ class Reading:
             except UserError as error:
                 raise SetupError(str(error)) from None
             except KeyError:
-                raise SetupError(f"the archive {quote(name)} has no {quote(self.member)}.") from None
+                raise SetupError(
+                    f"the archive {quote(name)} has no {quote(self.member)}, the file with the task's data. "
+                    "Give another archive."
+                ) from None
             except BROKEN_ARCHIVE as error:
                 raise SetupError(unpackable(name, error)) from None
             except OSError as error:
@@ -176,8 +179,8 @@ def check_plain(file: Path, name: str, limit: int | None) -> None:
     if kind:
         raise UserError(f"{name} is {kind}, not a file.")
     if limit is not None and status.st_size > limit:
-        size = f"{name} has {status.st_size / 1e9:.1f} GB"
-        raise UserError(f"{size}; the limit is {limit / 1e9:.1f} GB. Give a smaller file.")
+        size = f"{name} has {status.st_size / 1e6:,.1f} MB"
+        raise UserError(f"{size}; the limit is {limit / 1e6:,.1f} MB. Give a smaller file.")
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------
@@ -236,7 +239,8 @@ def _list_rows(text: TextIO, name: str) -> Iterator[Row]:
         character = held[place : place + 1]
         if not character or character not in allowed:
             got = quote(character) if character else "the end of the file"
-            raise UserError(f"{name}: not JSON (row {number + 1}: expected {' or '.join(allowed)}, got {got}).")
+            wanted = " or ".join(map(quote, allowed))
+            raise UserError(f"{name}: not JSON (row {number + 1}: expected {wanted}, got {got}).")
         return character
 
     mark("[")
@@ -266,7 +270,10 @@ def _csv_rows(text: TextIO, name: str) -> Iterator[Row]:
         head = next(rows, [])
         for cells in filter(None, rows):  # a blank line has no cells
             if len(cells) != len(head):
-                raise UserError(f"{name}:{rows.line_num}: {len(cells)} fields; the first line has {len(head)}.")
+                raise UserError(
+                    f"{name}:{rows.line_num}: {len(cells)} fields; the first line has {len(head)}. "
+                    "Give all lines equally many."
+                )
             yield dict(zip(head, cells))
     except csv.Error as error:
         raise UserError(f"{name}:{rows.line_num}: not CSV ({error}).") from None

@@ -49,11 +49,11 @@ class ImageFiles:
         if name not in self._images:
             path = inside(self.folder, name, where)
             try:
-                check_plain(path, f"{where}: image {quote(name)}", None)
+                check_plain(path, f"{where}: image {quote(path)}", None)
                 with path.open("rb") as stream:
                     digest = hashlib.file_digest(stream, "sha256").hexdigest()
             except UserError as error:
-                raise SetupError(f"{str(error).removesuffix('.')} (looked for {quote(path)}).") from None
+                raise SetupError(str(error)) from None
             except OSError as error:
                 raise SetupError(f"{where}: image {quote(path)} cannot be read: {error.strerror}.") from None
             self._digest.update(json.dumps([name, digest]).encode())
@@ -68,7 +68,7 @@ def names(row: Mapping[str, Any], column: str, where: str) -> list[str]:
     value = row.get(column)
     listed = [value] if isinstance(value, str) else value
     if not isinstance(listed, list) or not all(isinstance(name, str) and name for name in listed) or not listed:
-        raise SetupError(f"{where}: {quote(column)} names no image file.")
+        raise SetupError(f"{where}: column {quote(column)} names no image file.")
     return listed
 
 
@@ -106,8 +106,8 @@ def unpack(archive: Path, wanted: Iterable[str], folder: Path) -> None:
                 if member in sizes:
                     if sizes[member] > LIMIT:
                         raise SetupError(
-                            f"{quote(member)} in {quote(archive)} is larger than {LIMIT:,} bytes, so it is no image of "
-                            "the task. Delete the archive and fetch it again."
+                            f"{quote(member)} in {quote(archive)} is larger than {LIMIT:,} bytes, the limit of an "
+                            "image. Delete the archive and fetch it again."
                         )
                     with keeping(target) as file:
                         file.write(packed.read(member))
@@ -123,7 +123,7 @@ def encoded(rows: Iterable[Row], column: str, pixels: str, folder: Path) -> Iter
         where = f"row {index + 1}"
         cell = row[pixels] or {}
         if not cell.get("bytes"):
-            raise SetupError(f"{where} of the table has no image in its column {quote(pixels)}.")
+            raise SetupError(f"{where} of the downloaded data has no image in its column {quote(pixels)}.")
         (name,) = names(row, column, where)
         with keeping(inside(folder, name, where)) as file:
             file.write(cell["bytes"])

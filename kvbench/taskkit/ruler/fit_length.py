@@ -52,8 +52,8 @@ class Room:
     def fit(self, draw: Callable[[int], Filled], size: int, step: int, *, needle: bool = False) -> Row:
         """Draw prompts until one fits, and return it.
 
-        The first prompt has haystack size `size`. Each later prompt is smaller by `step` until the size is at most
-        `step`; then up to `DRAWS` prompts of this last size are drawn. Raises UserError if no prompt fits.
+        The first haystack has size `size`. Each later one is smaller by `step`, until the size is at most `step`; then
+        up to `DRAWS` prompts with this last size are drawn. Raises UserError if no prompt fits.
 
         needle: also count the tokens before the first right answer in the prompt.
         """

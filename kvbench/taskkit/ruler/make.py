@@ -23,7 +23,8 @@ def make_rows(subtask: str, room: Room, material: Material, n: int) -> list[Row]
         raise room.too_short()
     if not room.count("word"):  # a tokenizer without tokens would let a prompt grow for ever
         raise UserError(
-            f"task {quote(room.name)}: the tokenizer makes no tokens of a word; check the model's tokenizer files."
+            f"task {quote(room.name)}: the tokenizer makes no tokens of the text 'word'; check the model's tokenizer "
+            "files."
         )
     recipe = SUBTASKS[subtask]
     match recipe.family:

@@ -101,7 +101,9 @@ class Sources:
     def essays(self) -> str:
         texts = [row.get("text") for row in self.source.rows(self.task, ESSAYS)]
         if not texts or not all(isinstance(text, str) for text in texts):
-            raise SetupError(f"the essays of task {quote(self.task)} must be objects with a 'text'; correct the file.")
+            raise SetupError(
+                f"the essays of task {quote(self.task)} must be objects with a 'text'; correct {quote(ESSAYS.path)}."
+            )
         return " ".join(map(str, texts))
 
     def sentences(self, text: str) -> list[str]:
@@ -118,9 +120,12 @@ class Sources:
         try:
             found = json.loads(file.read_bytes())
         except (OSError, ValueError, RecursionError) as error:
-            raise SetupError(f"data of task {quote(self.task)} in {quote(file)} cannot be read: {error}.") from None
+            raise SetupError(
+                f"data of task {quote(self.task)} in {quote(file)} cannot be read ({error}). Check its permissions, or "
+                "download it again."
+            ) from None
         if not isinstance(found, dict):
-            raise SetupError(f"data of task {quote(self.task)} in {quote(file)} must be one JSON object.")
+            raise SetupError(f"data of task {quote(self.task)} in {quote(file)} must be one JSON object. Replace it.")
         return found
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
-from kvbench.errors import SetupError, UserError, quote
+from kvbench.errors import SetupError, UserError, bare, quote
 from kvbench.taskkit.ruler.fit_length import Room, shuffled
 from kvbench.taskkit.ruler.material import Material
 from kvbench.taskkit.ruler.recipes import FAMILIES, SEED, Filled, Row
@@ -83,7 +83,7 @@ class QuestionAnswering:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SetupError(
                 f"data of task {quote(self.room.name)} do not have the form of {self.documents} "
-                f"({type(error).__name__}: {quote(error)}). Replace the file."
+                f"({type(error).__name__}: {bare(error)}). Replace 'ruler/{self.documents}.json'."
             ) from None
 
 

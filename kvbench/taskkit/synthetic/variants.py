@@ -61,7 +61,7 @@ VARIANTS = {variant.name: variant for variant in _variants()}
 
 
 def first_eviction(n_prompt: int, budget: int, interval: int) -> int:
-    """Return how many of the tokens that a model generates come before the first token that an eviction can change.
+    """Return the number of generated tokens before the first token that an eviction can change.
 
     n_prompt: tokens of the prompt. budget: in cache entries. interval: in generated tokens. If the prompt is longer
     than the budget, the first eviction comes right after the prefill. Otherwise it comes at the first tick (whole

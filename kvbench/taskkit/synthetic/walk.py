@@ -2,9 +2,11 @@
 
 In the form `Digits` a step is a digit x[n+1] = (x[n-2] + v[x[n]]) mod 10, until the last three digits are 0 0 0. The
 facts, v, never occur in the solution, so the prompt is their only source. The model reads each fact about once per ten
-tokens, so attention shows what to keep. In the form `Lines` a step is a line, which adds a fact to a register; the
-register's last digit says which fact. Each line repeats its fact, so even methods that keep recent tokens score well,
-and no attention-based method gets far above random eviction.
+tokens, so attention shows what to keep.
+
+In the form `Lines` a step is a line, which adds a fact to a register; the register's last digit says which fact. Each
+line repeats its fact, so even methods that keep recent tokens score well, and no attention-based method gets far above
+random eviction.
 
 The answer is the number of steps or lines. The prompt does not state it: the model stops where the rule says, and the
 scorer counts.

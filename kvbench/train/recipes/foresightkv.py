@@ -3,7 +3,7 @@
 Answers are read under eviction, and the oracle (`kvbench.eviction.terms.golden`) decides which entries are evicted. At
 every eviction, in every layer and KV head, each competing (unprotected) entry has two numbers, phi and alpha. phi is
 the scorer's output; the method drops the entries with the highest phi. alpha is the most attention that any later block
-of the answer (the tokens between two evictions) pays to the entry. The loss wants phi to fall as alpha rises:
+(the answer's tokens between two evictions) pays to the entry. The loss wants phi to fall as alpha rises:
 
     loss = sum over layers of the mean over heads and evictions of
            the mean over pairs with alpha_i < alpha_j of max(0, margin - (phi_i - phi_j))
@@ -33,8 +33,12 @@ KEPT_BYTES = 6 << 30  # most bytes of recorded evictions in memory; traces beyon
 class ForesightRecipe(ScorerRecipe):
     """Trains a scorer to drop the entries that the oracle drops.
 
-    `settings.more`: budget, interval; long_budget and long_interval, for traces of more than `long` tokens (0: none);
-    features and hidden (inputs and hidden units of the scorer), within (an option of the oracle), margin (of the loss).
+    `settings.more`:
+        budget, interval: of the evictions. long_budget, long_interval: the same for traces of more than `long` tokens,
+            unless `long` is 0.
+        features, hidden: inputs and hidden units of the scorer.
+        within: an option of the oracle.
+        margin: of the loss.
 
     Held-out figures: `loss`, and `agreement`, the share of the oracle's dropped entries that the scorer drops too.
     Agreement is the main figure, because a scorer with small outputs has a small loss even if it ranks badly.

@@ -57,12 +57,17 @@ AUTO = "auto"
 class PolicyRecipe(ScorerRecipe):
     """Trains a scorer by the rewards of evictions that it draws itself.
 
-    `settings.more`: init (the initial scorer); budget, interval; long_budget and long_interval, for traces of more than
-    `long` tokens; features (inputs of the scorer), group (readings of a trace), reward, clip and kl (of the loss).
+    `settings.more`:
+        init: the initial scorer. features: its inputs.
+        budget, interval: of the evictions. long_budget, long_interval: the same for traces of more than `long` tokens,
+            unless `long` is 0.
+        group: readings of a trace.
+        reward, clip, kl: of the loss.
 
-    Held-out figures: `reward`, a mean over `group` readings of every trace; `loss_increase`, the loss in nats that
-    eviction adds to each token after the first eviction, as a mean; `loss_ratio`, the loss of these tokens under
-    eviction divided by their loss with the full cache.
+    Held-out figures:
+        reward: a mean over `group` readings of every trace.
+        loss_increase: the mean loss, in nats, that eviction adds to a token after the first eviction.
+        loss_ratio: the loss of these tokens under eviction divided by their loss with the full cache.
     """
 
     name, figure, higher = "foresightkv-grpo", "reward", True

@@ -50,14 +50,19 @@ CHOICES = {"gate": get_args(Gate), "tie": get_args(Tie), "form": get_args(Form),
 class GateRecipe(TraceRecipe):
     """The base class of the two recipes that train retention gates on traces.
 
-    `settings.more`: gate (kind of the gates), tie (which layers and heads share the gates' last projection), width (of
-    the gates' hidden layers), bias (initial bias of the last projection); form (of the student's attention); hinge and
-    capacity (form and weight of the capacity loss); budget (for the loss and the held-out figures); interval and
-    horizon (for the held-out figures); recompute (auto, on, off: gradient checkpointing).
+    `settings.more`:
+        gate: kind of the gates. tie: which layers and heads share the gates' last projection.
+        width: of the gates' hidden layers. bias: initial bias of the last projection.
+        form: of the student's attention.
+        hinge, capacity: form and weight of the capacity loss.
+        budget: for the loss and the held-out figures. interval, horizon: for the held-out figures.
+        recompute: gradient checkpointing (auto, on, off).
 
-    Held-out figures, means over answers: `kl`, the divergence KL(full || evicted) per token, where "full" are the
-    predictions with the full cache and "evicted" those under eviction at the budget, as in `kvbench replay`;
-    `soft_kl`, KL(teacher || student); `capacity`, the capacity loss.
+    Held-out figures, means over answers:
+        kl: KL(full || evicted) per token, between predictions with the full cache and predictions under eviction at the
+            budget, as in `kvbench replay`.
+        soft_kl: KL(teacher || student).
+        capacity: the capacity loss.
     """
 
     figure = "kl"

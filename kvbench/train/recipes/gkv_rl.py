@@ -91,7 +91,7 @@ class RLRecipe(SparseRecipe):
         return loss, figures
 
     def rehearse_loss(self, share: slice) -> torch.Tensor:
-        """Compute, in a rehearsal, the loss of two micro-batches of answers of the greatest length to one question.
+        """Compute the loss of two micro-batches in a rehearsal: answers of the greatest length to one question.
 
         If the method has a budget, first record in `lifetimes`, the log of evictions, one made-up eviction for each
         answer of this process in a step. share: the questions of a step that this process answers.

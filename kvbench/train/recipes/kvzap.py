@@ -58,7 +58,7 @@ class ZapRecipe(PredictorRecipe):
         outputs = [place for place in projections(loaded.model) if place.endswith(".o_proj")]
         if more["target"] == "kvzip+" and not outputs:
             raise UserError(
-                "target=kvzip+ needs the norms of values after the output projection, but the model has no plain "
+                "--opt target=kvzip+ needs the norms of values after the output projection, but the model has no plain "
                 "output projections; use --opt target=kvzip."
             )
 

@@ -19,7 +19,7 @@ import torch
 
 from kvbench.engine.attention.interface import AttentionCall
 from kvbench.engine.model.load import LoadedModel
-from kvbench.errors import UserError
+from kvbench.errors import UserError, quote
 from kvbench.eviction.learned import Shapes
 from kvbench.eviction.new_tokens import NewTokens
 from kvbench.eviction.terms.retaining import retained, retaining_shapes
@@ -47,7 +47,7 @@ class LocretRecipe(PredictorRecipe):
     def begin(self) -> None:
         if short := [trace.name for trace in (*self.traces, *self.test) if not trace.prompt or not trace.answer]:
             raise UserError(
-                f"{short[0]} has no prompt or no answer, and this recipe needs both. Leave it out of --data."
+                f"row {quote(short[0])} of --data has no prompt or no answer, and locret needs both. Leave the row out."
             )
         super().begin()
 

@@ -1,7 +1,7 @@
 """Training data of the built-in model: the stages of training, their tasks, and each task's levels of difficulty.
 
-A task climbs to the next level after at least `PATIENCE` batches at its level. For that, the model's accuracy on each
-kind of token in `GATES` must be above the threshold of this kind. A batch is a pure function of (seed, step, stage,
+A task climbs to the next level when it has had at least `PATIENCE` batches at its level and the model's accuracy on
+each kind of token in `GATES` is above the threshold of this kind. A batch is a pure function of (seed, step, stage,
 levels, tokens per batch), so a resumed training draws the same batches. All problems of a batch have the same task and
 the same generator settings (knobs), so they have equal length and need no padding.
 """

@@ -158,7 +158,7 @@ def test_unusable_folders(tmp_path):
     with pytest.raises(UserError, match="holds no cases"):
         audit_parity(tmp_path, as_json=True)
     (tmp_path / "x.json").write_text('{"format": "kvbench-parity/1", "method": "knorm"}')
-    with pytest.raises(UserError, match="lacks the fields 'variant'"):
+    with pytest.raises(UserError, match="lacks 'variant'"):
         audit_parity(tmp_path, as_json=True)
     (tmp_path / "x.json").write_text("{")
     with pytest.raises(UserError, match="cannot read parity case"):

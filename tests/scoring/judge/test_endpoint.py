@@ -56,7 +56,7 @@ def test_without_a_key_none_is_sent(serve, monkeypatch):
 
 def test_pauses_grow_to_a_limit_and_end(serve, slept):
     server = serve(send(500))
-    with pytest.raises(JudgeError, match="no answer in 6 tries; the last try failed: status 500"):
+    with pytest.raises(JudgeError, match="no answer in 6 tries; the last try failed: HTTP status 500"):
         judge(server, tries=6, pause=1.0, longest_pause=5.0).ask("", "")
     assert len(server.got) == 6
     assert slept == [1.0, 2.0, 4.0, 5.0, 5.0]
@@ -124,7 +124,7 @@ def test_an_endless_answer_is_cut_off(serve):
             handler.wfile.write(b" " * 2**20)
             sent.append(1)
 
-    with pytest.raises(JudgeError, match="more than 4 MB"):
+    with pytest.raises(JudgeError, match="more than the limit of 4 MiB"):
         judge(serve(pour)).ask("", "")
     assert len(sent) < 64
 
@@ -162,9 +162,9 @@ def test_other_refusals_say_why_without_the_key(serve, slept):
     said = json.dumps({"error": {"message": f"no model x\x1b[2J for\n{KEY} (Bearer {KEY})"}})
     with pytest.raises(JudgeError) as error:
         judge(serve(send(404, said))).ask("", "")
-    assert str(error.value).startswith("the judge answered with status 404: 'no model x\\x1b[2J for ***")
+    assert str(error.value).startswith("the judge answered with HTTP status 404: 'no model x\\x1b[2J for ***")
     assert KEY not in str(error.value)
-    with pytest.raises(JudgeError, match=r"with status 400$"):
+    with pytest.raises(JudgeError, match=r"with HTTP status 400$"):
         judge(serve(send(400, "plain text"))).ask("", "")
     assert slept == []
 

@@ -71,7 +71,7 @@ def test_a_download_is_kept_and_told(web: str, tmp_path: Path) -> None:
             {"sha256": "0" * 64},
             rf"is not the expected file \(sha256 {SHA256[:12]}, expected 000000000000\)",
         ),
-        ("dev.json", {"limit": 100}, "is larger than 100 bytes; the download was not kept"),
+        ("dev.json", {"limit": 100}, "is larger than 100 bytes, the limit of a download; it was not kept"),
         ("none", {}, "the server answers with HTTP status 404"),
         ("cut", {}, "cannot be reached: .*closed"),
         ("elsewhere", {}, "redirects the download to 'http://example.com/dev.json', which is not https"),

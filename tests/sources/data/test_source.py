@@ -204,7 +204,7 @@ def test_only_plain_files_are_read(tmp_path: Path):
         (tmp_path, "is a folder"),
         (tmp_path / "fifo", "is a pipe"),
         (Path("/dev/zero"), "is a device"),
-        (big, r"has 50\.0 GB; the limit is"),
+        (big, r"has 50,000\.0 MB; the limit is"),
         (tmp_path / "none", "does not exist"),
         (Path("a\0b"), "cannot be read"),
     ):

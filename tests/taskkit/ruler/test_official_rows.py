@@ -78,5 +78,5 @@ def test_a_length_that_is_too_small_is_an_error(subtask: str):
 
 
 def test_a_tokenizer_that_counts_nothing_is_an_error():
-    with pytest.raises(UserError, match="makes no tokens of a word"):
+    with pytest.raises(UserError, match="makes no tokens of the text 'word'"):
         make_rows("fwe", room("fwe", 4096, count=lambda text: 0), MadeUp(), 1)

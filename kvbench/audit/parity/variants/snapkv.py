@@ -127,10 +127,10 @@ def _bounded(
 def _within(case: Case, step: int, budget: int, window: int, sizes: Sequence[int] | None) -> list[set[int]]:
     """Return the reference's kept sets, one per unit (one head of one layer), cut to the budget.
 
-    Without `sizes`, sets are cut only if together they exceed the budget: with one layer, all heads lose about the same
-    number of entries; with several layers, the layers do, and all heads of a layer lose equally many. With `sizes`
-    (entries per head of each layer), each set is cut to the size of its layer. If the case has no scores, no set is
-    cut.
+    With `sizes` (entries per head of each layer), each set is cut to the size of its layer. Without `sizes`, sets are
+    cut only if together they exceed the budget. With one layer, all heads then lose about equally many entries; with
+    several layers, the layers do, and the heads of a layer lose exactly equally many. If the case has no scores, no set
+    is cut.
     """
     kept, scores = case.kept(step), case.scores(step)
     if scores is None:

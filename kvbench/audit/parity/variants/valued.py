@@ -124,7 +124,7 @@ def _prompt(case: Case) -> int:
 def _vase(case: Case) -> list[CasePlan]:
     h = case.hyper
     if h.get("temperature", 1) != 1:
-        raise NotCoveredError("vase has no option for the reference's temperature")
+        raise NotCoveredError(f"vase has no option for the reference's temperature {h['temperature']}")
     draws = "sample" in h["mode"]
     options = {"large": h.get("n_large", 0), "kernel": 5 if h["smooth"] else 1, "draw": draws, "compat": "reference"}
     options["sinks"] = h.get("n_sink", 0) if "sink" in h["mode"] else 0

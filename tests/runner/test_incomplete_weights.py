@@ -1,0 +1,59 @@
+"""Weights that do not fit the model's config are refused; transformers would replace them by random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.runs import model_folder
+
+from kvbench.cli.app import main
+from kvbench.errors import SetupError
+from kvbench.scoring.judge.local import LocalJudge
+
+NAME = "model.layers.1.mlp.down_proj.weight"
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+CHANGES = pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda tensors: tensors.pop(NAME), f"the files lack tensors that config.json asks for: {NAME}"),
+        (
+            lambda tensors: [tensors.pop(name) for name in (NAME, NAME.replace("1", "0"))],
+            f"the files lack tensors that config.json asks for: {NAME.replace('1', '0')} and 1 more",
+        ),
+        (
+            lambda tensors: tensors.update({NAME: tensors[NAME][:, 1:].contiguous()}),
+            f"tensor '{NAME}' has shape [64, 95] in the files, but [64, 96] by config.json",
+        ),
+    ],
+)
+
+
+@CHANGES
+def test_a_run_refuses_its_model(
+    change: Callable[..., object], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = model_folder(tmp_path / "model")
+    change_weights(folder, change)
+    code = main(["run", *f"--method full --task walk --limit 1 --quiet --out {tmp_path} --model {folder}".split()])
+    assert code == 3
+    assert f"error: model '{folder}' cannot be loaded: {reason}. Download it again.\n" in capsys.readouterr().err
+
+
+@CHANGES
+def test_a_judge_is_refused(change: Callable[..., object], reason: str, tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "judge")
+    change_weights(folder, change)
+    with pytest.raises(SetupError) as raised:
+        LocalJudge(folder).ask("", "")
+    assert reason.replace("'", r"\'") in str(raised.value).replace("'", r"\'")
