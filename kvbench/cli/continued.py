@@ -173,7 +173,7 @@ def _moved_to(run: str, was: str, record: Mapping[str, Any], gathered: Gathered)
         )
     if differing := sorted(name for name in {*recorded, *files} if recorded.get(name) != files.get(name)):
         raise UserError(
-            f"{_said(typed, place)} differs from model {quote(was)} of run {quote(run)} in "
+            f"{_said(typed, place)} is not the model {quote(was)} that run {quote(run)} began with; files that differ: "
             f"{few(list(map(bare, differing)), 1)}. Give the folder as it was, or {NEW_RUN}."
         )
     return str(place)

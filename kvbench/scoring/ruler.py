@@ -21,12 +21,12 @@ def postprocess(text: str) -> str:
 
 
 def hits_in(prediction: str, references: Sequence[str]) -> list[bool]:
-    """Return for each reference whether it occurs in an output as it is given (see `postprocess`), ignoring case."""
+    """Return for each reference whether it occurs in an output, ignoring case; nothing is postprocessed."""
     return [reference.lower() in prediction.lower() for reference in references]
 
 
 def whole_words(prediction: str, references: Sequence[str]) -> list[bool]:
-    """Return for each reference whether it occurs as whole words in an output as it is given, ignoring case.
+    """Return for each reference whether it occurs as whole words in an output, ignoring case.
 
     Neither side of an occurrence may touch a letter, a digit or an underscore.
     """

@@ -85,8 +85,8 @@ def test_what_reads_answers_takes_it_too(session: dict, case: str) -> None:
         (
             "other",
             2,
-            "error: --model ./other differs from model './m' of run 'r1' in config.json. Give the folder as it was, "
-            "or start a new run (kvbench run --run-name).\n",
+            "error: --model ./other is not the model './m' that run 'r1' began with; files that differ: config.json. "
+            "Give the folder as it was, or start a new run (kvbench run --run-name).\n",
         ),
         ("hub", 2, "error: --model org/model is not a folder; "),
     ],

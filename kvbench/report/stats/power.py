@@ -36,7 +36,7 @@ def smallest_drop(
     `se`, `df`: the standard error and its degrees of freedom. `alpha`: the level. `sides`: 1 for a one-sided test, 2
     for a two-sided test.
 
-    `tail`: how much more the standard error varies than that of normal data (`tail_of`).
+    `tail`: the result of `tail_of`; 0 for normal data.
     """
     from scipy.special import stdtrit
 

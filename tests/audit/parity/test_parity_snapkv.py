@@ -77,7 +77,7 @@ def test_shares_that_are_no_whole_number():
     assert plan.budget == 104
     assert all(result.equal == 1 for result in run_case(case, plan))
     case = made(PYRAMID, [188, 188, 132, 132, 77, 77, 21, 21], compression_ratio=0.901)
-    with pytest.raises(NotCoveredError, match="gives equal budgets"):
+    with pytest.raises(NotCoveredError, match="gives all layers 25"):
         plans(case)
 
 

@@ -19,7 +19,7 @@ def _rkv_rkv_repo(case: Case) -> list[CasePlan]:
     h = case.hyper
     spare = h.get("retain_direction", "last")
     if spare not in ("last", "first"):
-        raise NotCoveredError(f"option spare of rkv has no value for the reference's retain_direction {spare!r}")
+        raise NotCoveredError(f"rkv's option `spare` has no value for the reference's retain_direction {spare!r}")
     options = {"window": h["window_size"], "kernel": h["kernel_size"], "lam": h["mix_lambda"], "spare": spare}
     reference, in_text_order = _reference_and_sorted("rkv", h, options)
     return [reference, in_text_order] if spare == "last" else [reference]  # "first" always spares slot 0, a defect

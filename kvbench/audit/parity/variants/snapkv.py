@@ -66,8 +66,8 @@ def _pyramidkv_kvpress(case: Case) -> list[CasePlan]:
         sizes = method.layer_sizes(budget, case.seen[0], case.layers)
         if len(set(sizes)) == 1 and len({len(unit) for unit in case.kept(0)}) > 1:
             raise NotCoveredError(
-                f"the reference divides {asked:g} entries per layer into unequal budgets; kvbench divides the whole "
-                f"number {budget}, which gives equal budgets"
+                f"the reference gives layers unequal numbers of entries, {asked:g} on average; kvbench rounds the mean "
+                f"down to {budget} and then gives all layers {sizes[0]}"
             )
     return [_bounded(case, "pyramidkv", options, budget, sizes)]
 
@@ -128,9 +128,9 @@ def _within(case: Case, step: int, budget: int, window: int, sizes: Sequence[int
     """Return the reference's kept sets, one per unit (one head of one layer), cut to the budget.
 
     With `sizes` (entries per head of each layer), each set is cut to the size of its layer. Without `sizes`, sets are
-    cut only if together they exceed the budget. With one layer, all heads then lose about equally many entries; with
-    several layers, the layers do, and the heads of a layer lose exactly equally many. If the case has no scores, no set
-    is cut.
+    cut only if together they exceed the budget: in a case of one layer, all heads lose about equally many entries; in a
+    case of several layers, all layers lose about equally many, and within a layer all heads exactly equally many. If
+    the case has no scores, no set is cut.
     """
     kept, scores = case.kept(step), case.scores(step)
     if scores is None:
