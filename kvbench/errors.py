@@ -75,6 +75,11 @@ def bare(value: object) -> str:
     return "".join(map(_escape, text[:200])) + ("..." if len(text) > 200 else "")
 
 
+def shown(value: object) -> str:
+    """Return a setting's value as a message shows it; None: "none"."""
+    return "none" if value is None else str(value)
+
+
 def few(words: Sequence[str], most: int) -> str:
     """Return the first `most` texts, joined by commas, and how many follow: "a, b and 3 more"."""
     return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")

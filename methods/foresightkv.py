@@ -89,10 +89,11 @@ class ForesightKV(Method):
         return Protect(recent=max(1, budget // 4), by_interval=True)
 
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
-        """Add the attention of a block of queries to the statistics of its chunk: the prompt, or the tokens of a tick.
+        """Add the attention of a block of queries to the statistics of its chunk (the prompt, or the tokens between two
+        ticks).
 
-        An eviction within the prompt also begins a new chunk. When a chunk begins, the former chunk's sum is added to
-        the decayed sum, which decays first if there was an eviction.
+        An eviction within the prompt also begins a new chunk. When a chunk begins, the decayed sum is multiplied by
+        0.9 if there was an eviction, and the former chunk's sum is added to it.
         """
         group = view.queries.shape[1] // view.keys.shape[1]
         old = {column.name: stacked(view.columns, column.name, group) for column in self.columns()}

@@ -54,8 +54,7 @@ class H2O(Method):
             return {"acc": view.columns["acc"] + view.attend(reduce_g="mean", reduce_q="sum")}
         sums = view.attend(reduce_g=None, reduce_q="sum")  # [b, Hk, g, N]
         if sums.shape[2] != self.group:
-            need = f"must be {sums.shape[2]} for this model with reduce_g=max"
-            raise OptionError("group", f"{need}; give --method-opt h2o.group={sums.shape[2]}.")
+            raise OptionError("group", f"must be {sums.shape[2]} for this model with reduce_g=max; got {self.group}.")
         return {name: view.columns[name] + sums[:, :, head] for head, name in enumerate(self._names)}
 
     def score(self, view: LayerView) -> torch.Tensor:

@@ -47,8 +47,8 @@ class PyramidInfer(Method):
     sinks: int = option(4, "first tokens that always stay", low=0)
     decay: float = option(
         0.9,
-        "least share of a layer's tokens that the next layer keeps; from layer to layer the share falls from 1 towards "
-        "it",
+        "every layer keeps a share of the tokens that the layer below keeps; towards the last layer the share falls "
+        "from 1 to this value",
         low=0,
         high=1,
     )

@@ -45,8 +45,8 @@ class PyramidKV(PromptVote):
     )
     rounding: Literal["exact", "official", "kvpress"] = option(
         "exact",
-        "how a layer's share becomes a whole number of entries. exact: by largest remainder; official: as in "
-        "KVCache-Factory; kvpress: as in kvpress",
+        "how layers' numbers of entries are computed. exact: rounded by largest remainder; official: as in "
+        "KVCache-Factory; kvpress: as in kvpress, shares of the whole budget with the window",
     )
 
     def quotas(self, allocation: Allocation) -> torch.Tensor:

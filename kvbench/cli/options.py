@@ -196,8 +196,8 @@ Document = Annotated[bool, plain("--json", "One JSON document on stdout.")]
 
 
 def takes(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds options of ``kvbench run`` to a command. The decorator passes the values that the
-    user typed for these options to the command, as a dictionary by name in the argument `typed`."""
+    """Return a decorator that adds options of ``kvbench run`` to a command. The command gets the values of all these
+    options in the argument `typed`, by name; an option that the user did not type has its default, mostly None."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "typed"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote as quote_word
 from typing import TYPE_CHECKING, Any
 
 from kvbench.cli import run_questions
@@ -44,7 +45,7 @@ def samples(folder: Path, wanted: str, method: str | None, questions: RunQuestio
     ]
     if chosen.empty:
         known = list(rows["doc_id"].dropna().unique())
-        hint = did_you_mean(wanted, known) or f" 'kvbench show {folder} --ids' lists the questions."
+        hint = did_you_mean(wanted, known) or f" 'kvbench show {quote_word(str(folder))} --ids' lists the questions."
         under = f" under method {quote(method)}" if method else ""
         raise UserError(f"run {quote(folder.name)} has no question or row {quote(wanted)}{under}.{hint}")
     texts = read_texts(folder).set_index("row_key")

@@ -18,7 +18,7 @@ from typing import Any, cast
 from kvbench import registry
 from kvbench.config.parsers import budget, parse, unknown_key
 from kvbench.config.settings import DEFAULTS, OPERATIONAL, PARSERS, PER_TASK, Settings
-from kvbench.errors import UserError, quote
+from kvbench.errors import UserError, quote, shown
 from kvbench.eviction import choose
 from kvbench.eviction.budget import Budget, label, order
 from kvbench.eviction.options import OptionError
@@ -151,8 +151,7 @@ class RunConfig(Settings):
                 parse(f"'{name}'", PARSERS[name], value)
             for task in grid.tasks:
                 if values.setdefault(task, value) != value:
-                    one, other = ("none" if v is None else v for v in (values[task], value))
-                    two = f"two values of {quote(name)}: {one} and {other}"
+                    two = f"two values of {quote(name)}: {shown(values[task])} and {shown(value)}"
                     raise UserError(f"task {quote(task)} has {two}. Give this task the same value in all grids.")
 
     def cells(self) -> tuple[Cell, ...]:

@@ -1,6 +1,7 @@
-"""Runs the decode steps of all slots: on a GPU with compiled layers and a CUDA graph, on a CPU as a compiled program.
+"""Runs the decode steps of all slots.
 
-Where the model or the method does not allow this, Python calls each operation of a step.
+On a GPU, layers are compiled and a step is one CUDA graph; on a CPU, --compile-cpu makes a step one compiled program.
+Otherwise, and where the model or the method does not allow this, Python calls each operation of a step.
 """
 
 from __future__ import annotations

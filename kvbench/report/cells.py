@@ -247,7 +247,7 @@ def _majority(ok: Rows) -> float:
 
 
 def answered(rows: Rows) -> Rows:
-    """Return the rows with an answer, scored or not: the report's entries, bytes and speeds come from these rows."""
+    """Return the rows with status ok or unscored: the report's entries, bytes and speeds come from these rows."""
     return rows.where(rows.text("status").is_one_of("ok", "unscored"))
 
 

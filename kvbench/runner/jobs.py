@@ -2,7 +2,8 @@
 
 Any division of the work into jobs, in any order and on any number of workers, gives the same rows. Only columns that
 state times differ. This holds for devices of one kind and with the same slots per cell: the rows of a job then depend
-on the run's configuration alone. Sampling noise, scores and keys come from names of tasks, questions and samples.
+on the run's configuration alone. Sampling noise and keys come from settings and from names of tasks, questions and
+samples.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from kvbench.sources import model_files
 from kvbench.store.strict_json import lenient
 
 REPORTING = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # arguments of `from_pretrained`
+_OF_QUANTISERS = ("_zero_point", "g_idx", "k_scale", "v_scale")  # ends of names
 _CONVERT = "kvbench loads safetensors only; convert it, for example with 'save_pretrained' of transformers."
 
 
@@ -60,15 +61,19 @@ def lacking(folder: Path) -> list[str]:
     return [file for file in files if not (folder / file).is_file()]
 
 
-def difference(report: Mapping[str, Any]) -> str:
-    """Return how the tensors in a model's files differ from those of its config; "" if they are the same.
+def difference(model: Any, report: Mapping[str, Any]) -> str:
+    """Return how the weights in a model's files differ from those of its config; "" if they are the same.
 
-    transformers gives a tensor that the files lack, or hold in another shape, random numbers, and only logs a report.
-    report: the second result of `from_pretrained`, called with `REPORTING`.
+    transformers gives weights that the files lack, or hold in another shape, random numbers, and only logs a report.
+    The files may lack buffers, which start with constants, and numbers that a quantiser adds. Wrong shapes of quantised
+    weights are not in the report.
+
+    model, report: the results of transformers' `from_pretrained`, called with `REPORTING`.
     """
     for name, stored, wanted in sorted(report["mismatched_keys"]):
         return f"tensor {quote(name)} has shape {list(stored)} in the files, but {list(wanted)} by config.json"
-    missing = sorted(report["missing_keys"])
+    random = {name for name, _ in model.named_parameters() if not name.endswith(_OF_QUANTISERS)}
+    missing = sorted(random & set(report["missing_keys"]))
     return f"the files lack tensors that config.json asks for: {few(missing, 1)}" if missing else ""
 
 

@@ -154,7 +154,7 @@ def _refuse(name: str, raw: Mapping[str, Any]) -> None:
         raise UserError(f"{task} asks about images or sound; kvbench reads text only. Name another task.")
 
 
-def generation(asked: Mapping[str, Any], task: str = "this task of lm-eval") -> GenSpec:
+def generation(asked: Mapping[str, Any], task: str = "the request") -> GenSpec:
     """Return the settings with which lm-eval generates answers to a task, as kvbench's GenSpec.
 
     asked: the task's `generation_kwargs`. task: its name in messages. Raises UserError for settings that kvbench lacks.
@@ -170,7 +170,7 @@ def generation(asked: Mapping[str, Any], task: str = "this task of lm-eval") -> 
     if strange := [key for key, value in kwargs.items() if value not in _OFF.get(key, (None,))]:
         raise UserError(
             f"{task} needs the generation settings {', '.join(map(quote, strange))}, which kvbench does not support. "
-            "Name another task."
+            "Leave them out, or name another task."
         )
     if temperature == 0.0:
         filters = {}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kvbench.errors import SetupError, UserError, quote
+from kvbench.errors import SetupError, UserError, quote, shown
 from kvbench.store.files import reason, remedy
 from kvbench.train.processes import Processes
 
@@ -93,7 +93,7 @@ class AnswerFile:
     def _check(self, theirs: Mapping[str, Any]) -> None:
         if theirs != self.asked:
             other = [name for name in {**self.asked, **theirs} if theirs.get(name) != self.asked.get(name)]
-            before, now = ({name: side.get(name, "not given") for name in other} for side in (theirs, self.asked))
+            before, now = ({name: shown(side.get(name)) for name in other} for side in (theirs, self.asked))
             differences = (HASHES.get(name, f"{name} {before[name]}, now {now[name]}") for name in other)
             raise UserError(
                 f"{quote(self.path.parent)} holds answers of another training: {'; '.join(differences)}. "

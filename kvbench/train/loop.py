@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.engine.model.weights import Base
-from kvbench.errors import SetupError, UserError, quote
+from kvbench.errors import SetupError, UserError, quote, shown
 from kvbench.train import checkpoint
 from kvbench.train.lock import alone
 from kvbench.train.optimiser import ShardedAdamW
@@ -249,9 +249,7 @@ def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     if before["recipe"] != now["recipe"]:
         return f"recipe {before['recipe']}, now {now['recipe']}"
     other = [name for name in before.keys() | now.keys() if before.get(name) != now.get(name)]
-    return "; ".join(
-        f"{name} {before.get(name, 'not given')}, now {now.get(name, 'not given')}" for name in sorted(other)
-    )
+    return "; ".join(f"{name} {shown(before.get(name))}, now {shown(now.get(name))}" for name in sorted(other))
 
 
 def forget_after(step: int, log: Path) -> None:

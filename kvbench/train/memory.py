@@ -114,7 +114,9 @@ class Rehearsal:
         peaks = {name: max((s.peak for s in run), key=lambda p: p.total()) for name, run in runs.items()}
         for name, peak in peaks.items():
             if min(peak.values(), default=0) < -UNEVEN * peak.total():
-                raise ArithmeticError(f"in the phase {name!r}, memory does not grow linearly with the layers")
+                raise ArithmeticError(
+                    f"it is extended from few layers, but phase {name!r} does not grow linearly with the layers"
+                )
         each = peaks[IDLE][STORED] // max(1, few.stored)
         peaks = {name: self._all_stored(name, peak, each) for name, peak in peaks.items()}
         idle = peaks.pop(IDLE)

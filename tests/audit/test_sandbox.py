@@ -83,7 +83,7 @@ def test_the_corpus() -> None:
     assert len(PROGRAMS) == 62
     with pytest.raises(UserError, match="holds no hostile programs"):
         sandbox.read_corpus(Path(__file__).parent / "..")
-    with pytest.raises(ValueError, match="no header line 'class'"):
+    with pytest.raises(ValueError, match="no header line '# class: VALUE'"):
         Attack.read("# id: x\nprint(1)\n", "x.py")
     checks = {check for name, text in PROGRAMS.items() for check in Attack.read(text, name).checks}
     assert checks >= {"leak", "net", "listen", "changed", "marker", "survivor", "verdict", "residue", "damage"}

@@ -49,15 +49,17 @@ class _Process:
 def adopting_orphans() -> Iterator[None]:
     """Within the block, the kernel gives this process all descendants whose parent has ended; `survivors` finds them.
 
-    After the block they go to the process that adopts orphans by default. Otherwise this process would keep a zombie of
-    each, because it waits for none.
+    After the block they go where they went before. Otherwise this process would keep a zombie of each, because it waits
+    for none.
     """
-    prctl, set_child_subreaper = ctypes.CDLL(None).prctl, 36
+    prctl, set_child_subreaper, get_child_subreaper = ctypes.CDLL(None).prctl, 36, 37
+    before = ctypes.c_int()
+    prctl(get_child_subreaper, ctypes.byref(before), 0, 0, 0)
     prctl(set_child_subreaper, 1, 0, 0, 0)
     try:
         yield
     finally:
-        prctl(set_child_subreaper, 0, 0, 0, 0)
+        prctl(set_child_subreaper, before.value, 0, 0, 0)
 
 
 def watch(grader: subprocess.Popen[bytes], folder: Path, port: int | None, known: int, seconds: float) -> Peaks:

@@ -166,7 +166,7 @@ def check(
         named = ", ".join(f"{row['task']} ({row['state']})" for row in bad)
         raise SetupError(
             f"data of {len(bad)} of {len(rows)} tasks are missing or wrong: {named}. "
-            "'kvbench data fetch TASK' gets them."
+            "'kvbench data fetch TASK --out FOLDER' gets them."
         )
 
 

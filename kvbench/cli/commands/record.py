@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -103,7 +104,8 @@ def _record(
             progress.end()
     if sample is not None and not found:
         raise UserError(
-            f"--sample {quote(sample)}: the run has no question of this id, or no method evicted entries on it. "
-            f"'kvbench show {folder} --ids' lists the questions."
+            f"--sample {quote(sample)}: there is nothing to record. Either the run has no question of this id, or no "
+            "method evicted entries on it, or a line above says why it is left out. "
+            f"'kvbench show {shlex.quote(str(folder))} --ids' lists the questions."
         )
     return found

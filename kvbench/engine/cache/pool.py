@@ -32,7 +32,10 @@ class Pool:
     def take(self, count: int) -> list[int]:
         """Return `count` free pages, which then belong to the caller. Raises BudgetViolation if there are fewer."""
         if count > len(self.free):
-            raise BudgetViolation(f"the cache needs {count} more pages for entries but has only {len(self.free)} free.")
+            raise BudgetViolation(
+                f"the cache needs {count} more pages for entries but has only {len(self.free)} free: the method keeps "
+                "more entries than it has announced."
+            )
         first = len(self.free) - count
         taken = self.free[first:]
         del self.free[first:]

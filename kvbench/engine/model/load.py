@@ -116,8 +116,10 @@ def load(
         model, report = auto_class(config).from_pretrained(
             path, revision=revision, dtype=kind, use_safetensors=True, trust_remote_code=False, **REPORTING, **more
         )
-        if wrong := difference(report):
-            raise SetupError(f"model {quote(path)} cannot be loaded: {wrong}. Download it again.")
+        if wrong := difference(model, report):
+            raise SetupError(
+                f"model {quote(path)} cannot be loaded: {wrong}. Download it again, or give another model."
+            )
     except Exception as error:  # transformers' code for a model may raise any exception
         if isinstance(error, KVBenchError) or faults.of_machine(error):
             raise

@@ -73,7 +73,7 @@ def shapes_of(weights: Weights, model: Any) -> dict[str, tuple[int, ...]]:
     if weights.kind not in TABLES:
         raise UserError(
             f"there are no weights {quote(weights.kind)} for this model, and kvbench cannot draw random ones, because "
-            "it does not know their shapes."
+            f"it does not know their shapes. Put {weights.kind}.safetensors beside the model's weights."
         )
     return {name: tuple(ours[field] for field in fields) for name, fields in TABLES[weights.kind].items()}
 

@@ -54,8 +54,8 @@ def scorer_shapes(features: Features, model: Sizes, hidden: int = HIDDEN) -> Sha
 def attention_statistics(view: LayerView, features: Features) -> dict[str, torch.Tensor]:
     """Return statistics of the attention that the view's queries pay to each entry, each [b, Hk, g, N].
 
-    The statistics over the queries are "sum" and, for "released8", also "max" and "min". A query pays 0 to entries
-    newer than itself.
+    The statistics are over all queries of the view: "sum" and, for "released8", also "max" and "min". A query pays 0 to
+    entries newer than itself.
     """
     kinds: tuple[Reduce, ...] = ("sum", "max", "min") if features == "released8" else ("sum",)
     return {kind: view.attend(reduce_g=None, reduce_q=kind) for kind in kinds}

@@ -32,7 +32,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The worker has loaded the model, and waits for jobs."""
+    """The worker waits for jobs. Except with Slurm, it has loaded the model."""
 
     worker: str
 

@@ -77,7 +77,7 @@ class LocalJudge:
                 self.folder, dtype="auto", trust_remote_code=False, use_safetensors=True, **REPORTING
             )
             model, report = loaded
-            if wrong := difference(report):
+            if wrong := difference(model, report):
                 raise ValueError(wrong)
             model.generation_config = transformers.GenerationConfig(eos_token_id=model.generation_config.eos_token_id)
             return tokenizer, model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
