@@ -32,7 +32,7 @@ class SetupError(KVBenchError):
 
 
 class IncompleteError(KVBenchError):
-    """The run ended, but rows are missing or failed."""
+    """A run is not finished, or rows of it are missing, failed or without a score."""
 
     exit_code = 4
 

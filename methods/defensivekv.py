@@ -11,12 +11,12 @@ The last w = `window` queries of the prompt attend to all entries. Per KV head, 
 n_j is the norm of criticalkv: mean over the group of |v_j W_O^h|_1. The heads of a layer share its budget (Ada form);
 with level=model (Layer-DefensiveKV) the heads of all layers share one budget. No head has a minimum.
 
-Some entries of a head are forced to stay: those with the most mean attention, as many as together get less attention
-than `mass` minus a bias, but at most int((N - w) C / N) - w, with N entries in the head and budget C. Forced entries
-and the window get the score of the layer's best entry.
+Some entries of a head are forced to stay: those with the most mean attention, as long as their share of the attention
+to entries before the window is less than `mass` minus a bias (below). With N entries in the head and budget C, at most
+int((N - w) C / N) - w are forced. Forced entries and the window get the score of the layer's best entry.
 
     bias=released  the attention to the w entries before the window, a mean over queries and heads: the released code
-                   removes the window first, and then takes the last w remaining entries for the window
+                   means the window, but has removed it before
     bias=window    the attention to the window
     norm=heads     s_j as above, as in the released code; with one KV head, values then have no effect
     norm=tokens    n_j is divided by its sum over the entries instead
@@ -52,8 +52,8 @@ class DefensiveKV(Method):
     )
     mass: float = option(
         0.9,
-        "a head's entries with the most attention are forced to stay, as many of them as together get less attention "
-        "than mass minus bias",
+        "a head's entries with the most attention are forced to stay, as long as together their share of the attention "
+        "to entries before the window is less than mass minus bias",
         low=0,
         high=1,
     )

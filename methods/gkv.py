@@ -56,7 +56,8 @@ class GKV(WindowVote):
         0.0, "weight, in the local score, of the attention's standard deviation over the window", low=0
     )
     compat: Literal["none", "reference"] = option(
-        "none", "reproduce the released PyTorch code: a key without a similar key gets similarity 0 to the first entry"
+        "none",
+        "reproduce the released PyTorch code: if a key has no similar key, its cosine with the first entry becomes 0",
     )
 
     def __post_init__(self) -> None:

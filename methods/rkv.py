@@ -50,8 +50,8 @@ class RKV(WindowVote):
     )
     compat: Literal["none", "reference"] = option(
         "none",
-        "reproduce the released code: entries stored in score order; a key without a similar key gets cosine 0 with "
-        "the first entry",
+        "reproduce the released code: entries stored in score order; if a key has no similar key, its cosine with the "
+        "first entry is overwritten by 0",
     )
     global_score: Literal["none", "max", "mean", "sum"] = option(
         "none", "merge the vote with earlier votes, as gkv does"

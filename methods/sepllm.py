@@ -51,7 +51,9 @@ class SepLLM(Method):
         if not self.marks.strip():
             raise OptionError("marks", "must have a character that is not white space.")
         if self.marks != type(self).marks and set(self.marks) & set(",()"):  # a label lists options in brackets
-            raise OptionError("marks", f"takes ',', '(' and ')' only in its default value; got {quote(self.marks)}.")
+            raise OptionError(
+                "marks", f"takes no brackets, and ',' only in its default value; got {quote(self.marks)}."
+            )
 
     def needs(self) -> Needs:
         return Needs(marks=self.marks)

@@ -152,8 +152,8 @@ def _judged(key: Key, pairs: Group, tested: Tested, verdict: Verdict, policy: Po
 
 
 def _with_answers(one: Judged, stored: tuple[Stored, Stored], new: Side) -> Judged:
-    """Return the judgement, changed by what the answers show: new lacks scores, all answers are equal, or answers
-    differ although they must be equal."""
+    """Return the judgement, changed by what the answers show: new lacks scores, all answers and scores are equal, or
+    answers differ although they must be equal."""
     if count := lost.of_pairs(one.pairs, new):
         samples = "1 sample has" if count == 1 else f"{count} samples have"
         one = _missing(one, f"{samples} a score in base but none in new")

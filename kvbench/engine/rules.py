@@ -46,9 +46,9 @@ class Batch:
         seen: tokens read; longest: the largest of `seen`.
         evictions: evictions so far.
         allowed: entries per head that each sequence may keep.
-        layers: the layer of each element of axis 0, if one view may show several layers; else None.
-        together: the layers of this batch, all with the same sequences, if the method decides about all layers of the
-            model together; else empty.
+        layers: for each element of axis 0, its layer, if one view may show several layers; else None.
+        together: the different layers of this batch, each with the same sequences, if the method decides about all
+            layers of the model together while decoding; else empty.
     """
 
     seen: torch.Tensor

@@ -140,7 +140,7 @@ class StepWriter(ABC):
 
     @abstractmethod
     def columns(self, layer: EvictingStore) -> Mapping[str, torch.Tensor]:
-        """Return the layer's columns by name."""
+        """Return the tensors with the layer's columns by name; in the paged layout, they also hold other layers'."""
 
     def write_columns(self, layer: EvictingStore, call: AttentionCall) -> None:
         """Write the columns of the new entries (`Rules.columns_of_new_tokens`), if an eviction may read them."""

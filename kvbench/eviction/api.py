@@ -191,6 +191,7 @@ class Method(ABC):
         """Return how many entries each head keeps, protected ones included: int64 [b, L, Hk] over `allocation.layers`.
 
         The sum over the whole model must be at most layer_count * Hk * budget. None: every head keeps `budget` entries.
+        With scope "layer" the heads of a layer share the sum of their numbers; scope "model" uses none of them.
         """
         return None
 

@@ -16,7 +16,7 @@ class QueryHeadColumn(Column):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenColumn(Column):
-    """A column whose first values `Method.on_tokens` computes; entries without a value get `init`."""
+    """A column whose first values `Method.on_tokens` computes; it must give one for every new entry."""
 
     init: float = float("nan")
 

@@ -134,7 +134,7 @@ class Allocation:
 
 
 class Scores(Protocol):
-    """The part of a method's interface that `Probe.against` needs."""
+    """Stands for `Method` in the type of `Probe.against`; the engine takes nothing else there."""
 
     def score(self, view: LayerView) -> torch.Tensor | ScoreOut: ...
 

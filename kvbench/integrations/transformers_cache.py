@@ -274,7 +274,7 @@ class EvictionCache(FixedBatch):
             self._writer.begin(positions, torch.ones_like(positions))
 
     def _start(self, call: AttentionCall, tokens: int) -> None:
-        """Create the prompt caches, which hold the prompts until their first eviction.
+        """Create the caches that hold the prompts, without pads, until `_settle`: one per `PromptGroup`.
 
         tokens: length of the padded prompts.
         """

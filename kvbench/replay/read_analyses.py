@@ -46,8 +46,8 @@ def read(
 
     For analyses of attention, each trace is read with the full cache. For analyses of methods, it is read with the full
     cache and then with every chosen method. max_tokens: the number of tokens of the longest prompt plus answer.
-    on_read: called after each batch with three arguments: method and budget as one text, the number of traces read, and
-    the number of tokens of their answers.
+    on_read: called after each batch, except those that analyses of methods read with the full cache. Arguments: method
+    and budget as one text, the number of traces read, and the number of tokens of their answers.
     """
     looking = [a for a in analyses if isinstance(a, AttentionAnalysis)]
     watching = [a for a in analyses if isinstance(a, MethodAnalysis)]

@@ -182,7 +182,11 @@ class MemoryReport(Report):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The nominal, measured and allowed memory of each row; NaN for rows that failed before the cache held entries."""
+    """The nominal, measured and allowed memory of each row.
+
+    NaN: the measured memory of rows that failed before the cache held entries; the nominal and allowed memory if the
+    run does not describe its layers.
+    """
 
     rows: Rows
     entries: Any  # nominal, per layer and KV head

@@ -16,7 +16,7 @@ _BOX = re.compile(r"\\boxed\{\s*(?:\\(?:text|textbf|textrm|mathrm|mathbf)\s*\{\s
 def letter_last(text: str, thinking: bool | None = None) -> str | None:
     """Return the letter of the last "Answer: X" or ``\\boxed{X}`` after the thinking block, as a capital.
 
-    A box may hold ``\\text{X}``, ``(X)``, or the letter followed by the option's text.
+    A box may hold ``\\text{X}``, ``(X)``, or the option's text after ``X.``, ``X:`` or ``X)``; in a box X is a capital.
     """
     answer = after_thinking(text, thinking)
     choices = [(m.start(), m[1].upper()) for pattern in (_LINE, _BOX) for m in pattern.finditer(answer)]

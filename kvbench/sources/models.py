@@ -63,7 +63,7 @@ class ModelInfo:
 
     @property
     def group(self) -> int | None:
-        """The number of query heads per KV head; None if it is unknown."""
+        """The number of query heads per KV head; None if config.json does not state both numbers of heads."""
         text = self.config.get("text_config") or self.config
         query, kv = text.get("num_attention_heads"), text.get("num_key_value_heads")
         return query // kv if type(query) is int and type(kv) is int and kv > 0 else None

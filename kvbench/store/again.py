@@ -64,7 +64,7 @@ def resume_command(run_dir: Path) -> str:
 
 
 def repair_command(run_dir: Path) -> str:
-    """Return the command that makes the tables of a run again."""
+    """Return the command that makes the tables of a run again. It needs no settings."""
     return line(["kvbench", "repair", *_place(run_dir)])
 
 

@@ -133,7 +133,8 @@ class ScorerRecipe(TraceRecipe):
 
         The tensors of a rehearsal have sizes, but no values. Every integer is the budget. The number of True values in
         a mask depends on the mask's length n. If n is above the budget, the mask has n - r True values, where r is the
-        number of newest tokens that the method protects. Otherwise it has `interval` True values, but at most n.
+        number of newest tokens that the method protects. Otherwise it has `interval` True values, but at most n. If
+        answers are longer than `long`, `long_budget` and `long_interval` are meant.
         """
         more = settings.more
         longer = "long_" if 0 < more.get("long", 0) < longest else ""

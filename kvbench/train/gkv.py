@@ -145,8 +145,8 @@ class SparseRecipe(Recipe):
     def write(self, out: Path, *, base: Base, made: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
         """Write the trained model or adapter; return its folder and card. made: facts about the training for the card.
 
-        If the eviction method has weights, also write a copy of them whose card names the trained model. The copy lies
-        in the trained model's folder, or beside the adapter's folder.
+        If the eviction method has weights, also write a copy of them, with the fingerprint of the trained model on its
+        card (with an adapter, no fingerprint). The copy lies in the trained model's folder, or beside the adapter's.
         """
         if self.adapter is None:
             folder, card = save_folder(out / self.kind, model_files(self.loaded), base, made=made)

@@ -48,7 +48,7 @@ class Verdict:
 
 
 def require() -> None:
-    """Raise SetupError if there is no compiler."""
+    """Raise SetupError if g++ is not installed."""
     if shutil.which(COMMAND[0]) is None:
         raise SetupError(
             "C++ answers need the compiler g++, which is not installed. Install it (Debian: apt install g++)."

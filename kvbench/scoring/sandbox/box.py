@@ -159,7 +159,7 @@ class Box:
         self._write(head + data, deadline)
         state, code, spent, peak, *sizes = inside.REPLY.unpack(self._read(inside.REPLY.size, deadline))
         if max(sizes) > limit + (1 << 17):
-            raise BoxError("the box's driver announces a reply with more bytes than the output limit")
+            raise BoxError("kvbench's process in the box announces a reply with more bytes than the output limit")
         answer, out, err = (self._read(size, deadline) for size in sizes)
         if state == b"F":
             raise BoxError(err.decode(errors="replace") or "the driver does not know the request")
@@ -178,7 +178,7 @@ class Box:
         view = memoryview(data)
         while view:
             if not select.select([], [self._in], [], max(0.0, deadline - time.monotonic()))[1]:
-                raise BoxError("the box's driver does not read requests")
+                raise BoxError("kvbench's process in the box does not read requests")
             try:
                 view = view[os.write(self._in, view) :]
             except OSError:
@@ -188,7 +188,7 @@ class Box:
         parts = []
         while size:
             if not select.select([self._out], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                raise BoxError("the box's driver does not answer in time")
+                raise BoxError("kvbench's process in the box does not answer in time")
             chunk = os.read(self._out, min(size, 1 << 20))
             if not chunk:
                 raise BoxError(self._why())

@@ -154,6 +154,6 @@ def _splitter() -> Callable[[str], list[str]]:
     except LookupError:
         raise SetupError(
             "nltk's model 'punkt_tab', which splits essays into sentences, is not on this machine. Run "
-            "'python -m nltk.downloader punkt_tab', or set NLTK_DATA to the folder that holds the model."
+            "'python -m nltk.downloader punkt_tab', or set NLTK_DATA to the folder with tokenizers/punkt_tab."
         ) from None
     return split

@@ -1,6 +1,6 @@
 """RULER's variable tracking: a chain of assignments among noise sentences, after an example with another chain.
 
-The example is drawn once, with variable names of three letters; every prompt gives it new names and a new value.
+The example is drawn once. Each prompt replaces its variable names by new ones, also of three letters, and its value.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The child: the process that is locked down and runs a program.
 
-`Child` controls it from the driver; the functions from `_become` on run within the child.
+`Child` controls it from the driver, which is in the box too. The functions from `_become` on run within the child.
 """
 
 import fcntl
