@@ -56,7 +56,10 @@ class Recording:
 
 
 class _HostReads(TorchFunctionMode):
-    """Refuses the calls in `_READS` inside the block: with them the host reads a tensor, unseen by `_Mode`."""
+    """Refuses, inside its `with` block, the calls in `_READS`.
+
+    By these calls the host reads a tensor without an operation that `_Mode` could record.
+    """
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

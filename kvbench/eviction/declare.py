@@ -134,7 +134,7 @@ class Allocation:
 
 
 class Scores(Protocol):
-    """Stands for `Method` in the type of `Probe.against`; the engine takes nothing else there."""
+    """The type of `Probe.against`. This module cannot import `Method`; the engine accepts only a `Method` there."""
 
     def score(self, view: LayerView) -> torch.Tensor | ScoreOut: ...
 

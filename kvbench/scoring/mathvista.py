@@ -138,7 +138,7 @@ def _plain(text: str) -> str:
 
 
 def _number(part: str, introduced: bool) -> str | None:
-    """Return the number that answers the question in a part of a text; None without a number.
+    """Return the number in a part of a model's text that counts as its answer; None if the part has no number.
 
     If the answer begins the part (`introduced`), this is the first number behind the last "=" of the part's first
     clause or, without such a number, the first number of the part. Otherwise it is the last number. Exponents do not

@@ -66,6 +66,14 @@ def remedy(error: OSError) -> str:
     return next((text for text, numbers in _REMEDIES.items() if error.errno in numbers), "check the disk")
 
 
+def cure(error: OSError, damaged: str) -> str:
+    """Return the sentence that tells the user what to do about a file that cannot be read.
+
+    damaged: the sentence for a file that is damaged; the result unless kvbench lacks the permission to read the file.
+    """
+    return "Check its permissions." if isinstance(error, PermissionError) else damaged
+
+
 def sync_folder(folder: Path) -> None:
     """Sync the folder to disk, so that its new and renamed files survive a power cut."""
     if os.name == "nt":  # folders cannot be opened there

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from kvbench.errors import SetupError, UserError, bare, quote
 from kvbench.store import manifest, parquet, tables
 from kvbench.store.again import repair_command
-from kvbench.store.files import open_plain, reason
+from kvbench.store.files import cure, open_plain, reason
 from kvbench.store.frames import TEXT_NAMES, columns_as_lists, rows_schema, texts_schema, to_frame, to_table
 from kvbench.store.recovery import JournalContent, TextReader, read_journal
 from kvbench.store.schema import DETERMINISTIC, FINAL, NAMES, OK, REQUIRED, sort_key
@@ -199,8 +199,7 @@ def _sealed(run_dir: Path, name: str, schema: pa.Schema) -> pa.Table | None:
         try:
             intact = tables.sha256(path) == seal["sha256"][name]
         except OSError as error:
-            cure = "Check its permissions." if isinstance(error, PermissionError) else _remedy(path)
-            raise SetupError(f"cannot read {quote(path)} ({reason(error)}). {cure}") from error
+            raise SetupError(f"cannot read {quote(path)} ({reason(error)}). {cure(error, _remedy(path))}") from error
         if intact:
             return _parse(path, schema)
         again = tables.read_seal(run_dir)

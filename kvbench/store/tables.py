@@ -20,6 +20,7 @@ from kvbench.store import manifest
 from kvbench.store.again import repair_command
 from kvbench.store.files import (
     crash_point,
+    cure,
     open_plain,
     read_plain,
     reason,
@@ -114,8 +115,7 @@ def read_seal(run_dir: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        cure = "Check its permissions." if isinstance(error, PermissionError) else _remedy(run_dir)
-        raise SetupError(f"cannot read {quote(path)} ({reason(error)}). {cure}") from error
+        raise SetupError(f"cannot read {quote(path)} ({reason(error)}). {cure(error, _remedy(run_dir))}") from error
     except ValueError:
         raise SetupError(f"{quote(path)} is damaged. {_remedy(run_dir)}") from None
     if isinstance(content, dict) and isinstance(content.get("format"), int):

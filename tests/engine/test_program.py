@@ -187,6 +187,7 @@ def test_a_recording_runs_again():
 
     with torch.inference_mode():
         recording = Recording(step, [weight])
+        assert recording.same_as(Recording(step, [weight]))
         assert [t is weight for t in recording.constants] == [True]
         assert {id(t) for t in recording.inputs} == {id(state), id(at)}
         before = state.clone()
@@ -196,6 +197,13 @@ def test_a_recording_runs_again():
         [again] = recording.module(*recording.inputs)
     assert torch.equal(again, expected)
     assert torch.equal(state, after)
+
+
+def test_recordings_with_other_constants_differ():
+    x, weights = torch.ones(2, 3), (torch.ones(3, 3), torch.zeros(3, 3))
+    one, other = (Recording(lambda w=w: x @ w, weights) for w in weights)
+    assert one.same_as(Recording(lambda: x @ weights[0], weights))
+    assert not one.same_as(other)
 
 
 def test_tensors_that_share_memory_are_refused_if_one_changes():

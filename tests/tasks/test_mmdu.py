@@ -152,6 +152,7 @@ def test_the_judge_gets_the_pictures_that_were_hashed(tmp_path: Path, serve):
             path.write_bytes(data)
         score = asking(server.url).score(doc, output("a", "b", "c"))
         assert (score.value, score.status) == (None, "judge_error")
+        assert score.note.startswith("image '")
         assert f"/pics/2.jpg' {why}" in score.note
         path.touch()
     assert server.got == []
