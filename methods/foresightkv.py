@@ -73,8 +73,9 @@ class ForesightKV(Method):
         return LearnedWeights(**where, what="scorer", shapes=partial(scorer_shapes, self.features), check=self._check)
 
     def needs(self) -> Needs:
-        window = 0 if self.features == "released8" else max(WINDOWS)
-        return Needs(queries="since_last", window=window, values=self.features != "attn")
+        released = self.features == "released8"
+        window = 0 if released else max(WINDOWS)
+        return Needs(queries="since_last", window=window, sums=not released, values=self.features != "attn")
 
     def columns(self) -> tuple[Column, ...]:
         names = ("sum", "cumulative", "decayed") + (("max", "min") if self.features == "released8" else ())
@@ -116,7 +117,7 @@ class ForesightKV(Method):
         return stored
 
     def score(self, view: LayerView) -> torch.Tensor:
-        phi = drop_scores(view.weights, view.layer_index, self.inputs(view))
+        phi = drop_scores(view.weights, view.layer_index, *self._inputs(view))
         if not self.sampling:
             return -phi
         competing = self.competing(view)
@@ -136,12 +137,15 @@ class ForesightKV(Method):
 
     def inputs(self, view: LayerView) -> torch.Tensor:
         """Return the inputs of the trained network for every entry at an eviction, [b, Hk, N, D]."""
+        return torch.cat(self._inputs(view), dim=-1)
+
+    def _inputs(self, view: LayerView) -> list[torch.Tensor]:
         group = view.queries.shape[1] // view.keys.shape[1]
         chunk = {column.name: stacked(view.columns, column.name, group) for column in self.columns()}
         cumulative, decayed = chunk["cumulative"], DECAY * chunk["decayed"] + chunk["sum"]
         if self.compat == "reference":
             decayed = cumulative
-        return foresight.scorer_input(view, self.features, chunk, cumulative, decayed)
+        return foresight.scorer_inputs(view, self.features, chunk, cumulative, decayed)
 
     def _check(self, tensors: Mapping[str, torch.Tensor], model: Sizes) -> str:
         if not ("w1" in tensors and tensors["w1"].dim() == 4):

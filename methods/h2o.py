@@ -4,7 +4,8 @@ Paper: Zhang et al., H2O: Heavy-Hitter Oracle for Efficient Generative Inference
 
 Score: acc_j = sum over all queries i >= j, prompt included, of the group's mean of softmax_j(q_i k_j / sqrt(d)).
 The sum is a column: it stays with its entry, never decays, and is not divided by the number of queries. No entry leaves
-the cache between two evictions, so computing the sums at the next eviction gives the same sums as at every step.
+the cache between two evictions, so sums that decode steps collect, and sums computed at the next eviction from stored
+queries, are equal.
 Default: half of the budget is for recent tokens, as in the paper.
 
 The released code evicts at every step and needs one KV head per query head; kvbench takes the group's mean.
@@ -41,7 +42,7 @@ class H2O(Method):
     group: int = option(1, "query heads per KV head; needed with reduce_g=max only", low=1)
 
     def needs(self) -> Needs:
-        return Needs(queries="since_last")
+        return Needs(queries="since_last", sums=True)
 
     def columns(self) -> tuple[Column, ...]:
         return tuple(Column(name=name) for name in self._names)

@@ -60,7 +60,8 @@ class Evictor:
         self.trigger = self.method.trigger(rules.interval)
         self.needs = self.method.needs()
         self.stacked = self.method.stacked
-        self._since_last = min(self.trigger.growth or 0, cache.shape.queries)  # queries since the previous tick
+        # Queries that `observe` sees at a tick: all since the previous tick, or none if steps summed their attention.
+        self._since_last = 0 if cache.shape.sums else min(self.trigger.growth or 0, cache.shape.queries)
         slots = cache.slots
         self.budget: list[int | None] = [None] * slots
         self.prompt_len = [0] * slots
@@ -76,8 +77,9 @@ class Evictor:
     def tick(self, slots: Sequence[int]) -> list[int]:
         """Run a tick of the sequences in these slots; return the slots that lost entries.
 
-        A method with `Needs(queries="since_last")` first observes each sequence's new queries. Then the method evicts
-        entries of those sequences for which the trigger demands an eviction (`Trigger.full`).
+        A method with `Needs(queries="since_last")` first observes each sequence's new queries, or the sums of their
+        attention. Then the method evicts entries of those sequences for which the trigger demands an eviction
+        (`Trigger.full`).
         """
         cache, observes = self.cache, self.needs.queries == "since_last"
         held, sizes = {s: cache.held(s) for s in slots}, {s: self._allowed(s) for s in slots}
@@ -86,7 +88,7 @@ class Evictor:
             self._complete(slots if observes else list(due))
             if observes:
                 for stack, batch in self._batches(dict.fromkeys(slots, 0), self._since_last):
-                    stack.write(batch, self.method.observe(self._view(stack, batch, self._since_last)))
+                    self._observe(stack, batch)
             for parts in self._alone(due) if self.method.layerwise else self._jointly(due):
                 self._reduce(parts)
             cache.settle(due)
@@ -216,6 +218,11 @@ class Evictor:
             together=together,
         )
 
+    def _observe(self, stack: Stack, batch: RowBatch) -> None:
+        view = self._view(stack, batch, self._since_last, stack.sums_of(batch))
+        stack.write(batch, self.method.observe(view))
+        stack.clear_sums(batch)
+
     def _reduce(self, parts: Sequence[Part]) -> None:
         views = [self._view(stack, batch, self.needs.width) for stack, batch in parts]
         for (stack, batch), view, verdict in zip(parts, views, select.decide(self.method, views)):
@@ -230,7 +237,7 @@ class Evictor:
             kept = [p[k] for p, k in zip(positions[i], keep[i])]
             self.log(self.noise_key[slot], self.cache.seen[slot], layer, kept)
 
-    def _view(self, stack: Stack, batch: RowBatch, width: int) -> LayerView:
+    def _view(self, stack: Stack, batch: RowBatch, width: int, sums: torch.Tensor | None = None) -> LayerView:
         queries, query_positions = stack.newest_queries(batch, width)
         return self.rules.view(
             stack.members[int(batch.rows[0]) // stack.slots],
@@ -239,6 +246,7 @@ class Evictor:
             batch,
             queries=queries,
             query_positions=query_positions,
+            sums=sums,
             hidden=stack.newest_hidden(batch, min(self.needs.hidden, stack.hidden.shape[2])),
             states=stack.states_of(batch),
         )

@@ -120,13 +120,13 @@ def footprint(
     scratch = Scratch(meta=views, gpu=gpu, counted=shape.counted)
     states = max(held.hidden, min(method.during("prefill").needs().prompt_hidden, prompt_rows))
     kept = held.hidden if whole else states  # stored in each layer; with `whole`, the layer being read stores `states`
-    queries = stored_queries(method, interval, prompt_rows)[0] if method.evicts else 0
+    queries = stored_queries(method, interval, prompt_rows, held.sums)[0] if method.evicts else 0
     prompt = PromptBytes(
         shape=shape,
         geometry=_wide(geometry, block, prompt_rows, prefill),
         stored=_wide(stored, block, prompt_rows, prefill),
         method=method,
-        held=replace(held, hidden=kept, queries=2 * queries),  # a slice of a tensor up to twice as long
+        held=replace(held, hidden=kept, queries=2 * queries, sums=False),  # a slice of a tensor up to twice as long
         hidden_left=held.hidden,
         dtype=dtype,
         rows=prompt_rows,

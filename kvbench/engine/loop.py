@@ -16,7 +16,7 @@ import torch
 
 from kvbench.console import faults
 from kvbench.engine.blocks import LOOK
-from kvbench.engine.cache.layout import Layout, Lengths, check_prefill
+from kvbench.engine.cache.layout import Layout, Lengths, check_prefill, sums_attention
 from kvbench.engine.evict import Evictor, one_thread
 from kvbench.engine.kernels.backends import Backend
 from kvbench.engine.memory import OutOfMemory
@@ -99,8 +99,14 @@ class Engine:
     ) -> None:
         check_prefill(method, prefill)
         lengths = Lengths.of(max_tokens, max_output, tail)
-        kernels = loaded.device.type == "cuda" and backend != "torch"
-        self.setup = setup = set_up(loaded, method, budget=budget, interval=interval, lengths=lengths, kernels=kernels)
+        self.setup = setup = set_up(
+            *(loaded, method),
+            budget=budget,
+            interval=interval,
+            lengths=lengths,
+            kernels=loaded.device.type == "cuda" and backend != "torch",
+            sums=sums_attention(method, layout, backend),
+        )
         self.loaded, self.method, self.budget, self.on_step = loaded, method, budget, on_step
         self.trigger, self.max_tokens = setup.trigger, max_tokens
         self.cache = setup.cache(slots, layout)

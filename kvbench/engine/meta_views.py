@@ -38,6 +38,7 @@ class Shown:
             decides about each element of axis 0 by itself.
         probe: length in tokens of the probe to which the queries belong; 0: the queries belong to no probe.
         copied: whether a view copies the entries out of the cache.
+        sums: whether the method sees sums of attention in place of queries (`LayerView.sums`).
     """
 
     b: int
@@ -49,6 +50,7 @@ class Shown:
     together: int = 0
     probe: int = 0
     copied: bool = False
+    sums: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +150,7 @@ class MetaViews:
             query_positions=_numbers(b, shown.queries),
             hidden=self._floats(b, shown.hidden, g.hidden) if shown.hidden else None,
             states={s.name: torch.empty(b, *g.state_shape(s), device=META) for s in self.method.states()},
+            sums=torch.empty(b, g.kv_heads, g.group, shown.entries, device=META) if shown.sums else None,
             **(self._probe(g, b, shown.probe) if shown.probe else {}),
         )
 

@@ -26,7 +26,7 @@ import torch
 from kvbench.console import faults
 from kvbench.engine import memory
 from kvbench.engine.attention.geometry import LayerGeometry, largest_group
-from kvbench.engine.cache.layout import Lengths, entry_budget, fit, shape_of
+from kvbench.engine.cache.layout import Lengths, entry_budget, fit, shape_of, sums_attention
 from kvbench.engine.cache.recurrent import StateShape
 from kvbench.engine.cache.slot_cache import Shape
 from kvbench.engine.cache.stack import scratch_bytes
@@ -159,7 +159,8 @@ def cell_footprint(
     budget. budget: see `Engine`. total: bytes of the device's memory. backend, samplings: see `plan_cell`.
     part: see `footprint.footprint`. Raises UserError when the method does not support the model at this length.
     """
-    held = shape_of(shape.geometry, method, budget, interval, lengths, 1, shape.states)
+    sums = sums_attention(method, backend=backend)
+    held = shape_of(shape.geometry, method, budget, interval, lengths, 1, shape.states, sums=sums)
     entries = entry_budget(method, budget, lengths.total, 1)
     prompt = lengths.prompt
     if prefill == "chunked" and entries is not None:

@@ -136,6 +136,7 @@ class Rules:
         query_positions: torch.Tensor,
         hidden: torch.Tensor | None,
         states: Mapping[str, torch.Tensor],
+        sums: torch.Tensor | None = None,
         **probe: Any,
     ) -> LayerView:
         """Build the view that the method reads. It shows one layer, or several if the batch names its layers.
@@ -156,6 +157,7 @@ class Rules:
             whole=rows.valid is None,
             queries=queries,
             query_positions=query_positions,
+            sums=sums,
             hidden=hidden,
             attention=self.attention.get(geometry.index),
             columns=rows.columns,

@@ -171,8 +171,9 @@ class Scratch:
         )
         seen = None
         if needs.queries == "since_last":
-            b = min(rows, self._rows_at_once(held, held.queries, at_once))
-            seen = replace(shown, b=b, queries=held.queries)
+            queries = 0 if held.sums else held.queries
+            b = min(rows, self._rows_at_once(held, queries, at_once))
+            seen = replace(shown, b=b, queries=queries, sums=held.sums)
         if not acting.layerwise:
             if acting.stacked and shown.b >= layers and len(list(alike(self.meta.geometry))) == 1:
                 shown = replace(shown, b=slots * layers, together=layers)

@@ -38,6 +38,7 @@ class Setup:
         geometry: the cache's geometry, see `layout.fit`.
         rules: the rules without a budget; `rules_for_prompt` adds the budget.
         lengths: the most tokens of a sequence that the cache must hold (`layout.Lengths`).
+        sums: whether decode steps sum the attention that entries receive (`layout.sums_attention`).
     """
 
     loaded: LoadedModel
@@ -47,6 +48,7 @@ class Setup:
     lengths: Lengths
     geometry: tuple[LayerGeometry, ...]
     rules: Rules
+    sums: bool = False
 
     @property
     def trigger(self) -> Trigger:
@@ -64,7 +66,9 @@ class Setup:
     @property
     def prompt_queries(self) -> int:
         """Number of newest queries that each layer stores while a prompt is read."""
-        return stored_queries(self.method, self.interval, self.lengths.total)[0] if self.method.evicts else 0
+        if not self.method.evicts:
+            return 0
+        return stored_queries(self.method, self.interval, self.lengths.total, self.sums)[0]
 
     @property
     def stored_hidden(self) -> tuple[int, int]:
@@ -85,7 +89,10 @@ class Setup:
     def cache(self, slots: int, layout: Layout = "auto") -> SlotCache:
         """Return an empty cache. Raises UserError when the layout does not support the method."""
         loaded = self.loaded
-        shape = shape_of(loaded.geometry, self.method, self.budget, self.interval, self.lengths, slots, loaded.states)
+        shape = shape_of(
+            *(loaded.geometry, self.method, self.budget, self.interval, self.lengths, slots, loaded.states),
+            sums=self.sums,
+        )
         return make_cache(self.geometry, self.method, shape, loaded.device, loaded.dtype, layout)
 
 
@@ -97,8 +104,11 @@ def set_up(
     interval: int,
     lengths: Lengths,
     kernels: bool = False,
+    sums: bool = False,
 ) -> Setup:
-    """Set up a method on a loaded model. kernels: whether the method's code may run Triton kernels, which need a GPU.
+    """Set up a method on a loaded model.
+
+    kernels: whether the method's code may run Triton kernels, which need a GPU. sums: see `Setup`.
 
     Raises UserError when the method does not support the model. Also raises UserError when the method needs trained
     weights, its options name no file, and the model's folder has none. Raises SetupError when any other file of weights
@@ -113,6 +123,7 @@ def set_up(
         lengths=lengths,
         geometry=geometry,
         rules=replace(rules_for(method, loaded, interval, geometry), kernels=kernels),
+        sums=sums,
     )
 
 

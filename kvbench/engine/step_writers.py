@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from kvbench.engine.attention.grouped import live_bias
 from kvbench.engine.attention.interface import AttentionCall
 from kvbench.engine.cache.dense import DenseCache, DenseStore
 from kvbench.engine.cache.paged import PagedCache, PagedStore
@@ -37,6 +38,7 @@ class Entries(NamedTuple):
     values: torch.Tensor
     lengths: torch.Tensor  # [S, Hk or 1]
     table: torch.Tensor | None = None
+    sums: torch.Tensor | None = None
 
 
 class StepWriter(ABC):
@@ -106,6 +108,7 @@ class StepWriter(ABC):
             scaling=call.scaling,
             splits=splits(rows, self.cache.slots * layer.geometry.kv_heads),
             table=entries.table,
+            sums=entries.sums,
             softcap=call.softcap,
             sinks=call.sinks,
             latent=layer.geometry.latent,
@@ -161,19 +164,19 @@ class StepWriter(ABC):
         bias = self._ring_bias[rows, where]
         if self.fixed or rows <= FIXED_ROWS:
             return call.attend(call.query, layer.keys, layer.values, bias)
-        return self.slot_by_slot(call, layer.keys, layer.values, bias)
+        return self.slot_by_slot(call, layer, bias)
 
-    def slot_by_slot(
-        self, call: AttentionCall, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor
-    ) -> torch.Tensor:
+    def slot_by_slot(self, call: AttentionCall, layer: DenseStore | RingStore, bias: torch.Tensor) -> torch.Tensor:
         """Compute the attention of one slot after the other. For each slot, read only as many cache rows as its
         sequence has tokens, rounded up to a multiple of LENGTH_STEP.
         """
         parts = []
         for slot, seen in enumerate(self.cache.seen):
-            n = min(-(-(seen + self._steps + 1) // LENGTH_STEP) * LENGTH_STEP, keys.shape[2])
+            n = min(-(-(seen + self._steps + 1) // LENGTH_STEP) * LENGTH_STEP, layer.keys.shape[2])
             s = slice(slot, slot + 1)
-            parts.append(call.attend(call.query[s], keys[s, :, :n], values[s, :, :n], bias[s, ..., :n]))
+            keys, values = layer.keys[s, :, :n], layer.values[s, :, :n]
+            sums = None if layer.sums is None else layer.sums[s, ..., :n]
+            parts.append(call.attend(call.query[s], keys, values, bias[s, ..., :n], sums))
         return torch.cat(parts)
 
 
@@ -198,7 +201,7 @@ class DenseStepWriter(StepWriter):
 
     def entries(self, layer: EvictingStore) -> Entries:
         assert isinstance(layer, DenseStore)
-        return Entries(layer.keys, layer.values, self._held.on(layer.keys.device)[:, None])
+        return Entries(layer.keys, layer.values, self._held.on(layer.keys.device)[:, None], sums=layer.sums)
 
     def columns(self, layer: EvictingStore) -> Mapping[str, torch.Tensor]:
         assert isinstance(layer, DenseStore)
@@ -220,8 +223,8 @@ class DenseStepWriter(StepWriter):
             held = self._held.on(where)[:, None, None] + 1
             self._bias[where] = live_bias(held, self.cache.shape.rows, call.query.dtype)
         if self.fixed:
-            return call.attend(call.query, layer.keys, layer.values, self._bias[where])
-        return self.slot_by_slot(call, layer.keys, layer.values, self._bias[where])
+            return call.attend(call.query, layer.keys, layer.values, self._bias[where], layer.sums)
+        return self.slot_by_slot(call, layer, self._bias[where])
 
 
 class PagedStepWriter(StepWriter):
@@ -341,10 +344,3 @@ def write_rows(keys: torch.Tensor, values: torch.Tensor, at: torch.Tensor, call:
     for store, new in ((keys, call.key), (values, call.value)):
         width = store.shape[-1]  # 0 for the values of latent layers
         store.view(store.shape[:-1].numel(), width).index_copy_(0, at, new.reshape(at.numel(), width))
-
-
-def live_bias(live: torch.Tensor, rows: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return an additive mask [S, Hk or 1, 1, rows] that hides all but the first `live` [S, Hk or 1, 1] cache rows."""
-    hidden = torch.arange(rows, device=live.device) >= live
-    bias = torch.zeros(hidden.shape, dtype=dtype, device=live.device).masked_fill_(hidden, float("-inf"))
-    return bias[:, :, None]

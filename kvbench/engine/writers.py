@@ -11,7 +11,8 @@ from collections.abc import Callable
 import torch
 
 from kvbench.engine.attention.flash import flash_attention
-from kvbench.engine.attention.interface import AttentionCall, causal_bias
+from kvbench.engine.attention.grouped import causal_bias
+from kvbench.engine.attention.interface import AttentionCall
 from kvbench.engine.attention.sdpa import WIDEST, newest_rows
 from kvbench.engine.cache.prompt import PromptCache
 from kvbench.engine.cache.prompt_layer import PromptLayer

@@ -6,12 +6,12 @@ below: `pool` smooths along the text, `recent` and `older` separate the newest t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvbench.eviction import noise
-from kvbench.eviction.terms.window_attention import Domain, Order, Reduce, window_attention
+from kvbench.eviction.terms.window_attention import Domain, Order, Reduce, reduced_group, window_attention
 from kvbench.lazy import torch
 
 if TYPE_CHECKING:
@@ -38,6 +38,10 @@ class LayerView:
     whole: bool = False  # True: all entries are valid, so helpers skip the mask
     queries: torch.Tensor  # [b, Hq, w, d] post-RoPE, oldest first
     query_positions: torch.Tensor  # [b, w] int64
+    # [b, Hk, g, N] float32, the attention that the g query heads of each group paid to every entry, summed over all
+    # queries since the last tick. Set while `observe` sees generated tokens whose attention was summed by decode steps
+    # (`Needs.sums`); `queries` are then empty.
+    sums: torch.Tensor | None = None
     # [b, w, D] inputs of the layer's attention of the newest w tokens, oldest first, see `Needs.hidden`. If a
     # sequence has fewer tokens, they are the last ones. None unless the method needs them.
     hidden: torch.Tensor | None = None
@@ -102,13 +106,20 @@ class LayerView:
         reduce_g: Reduce | None = "mean",
         reduce_q: Reduce | None = "mean",
         among: torch.Tensor | None = None,
+        newest: Sequence[int] = (),
     ) -> torch.Tensor:
         """Return the attention of `queries` to the entries, by default [b, Hk, N]: a mean over query heads and queries.
 
-        domain, order, reduce_g and reduce_q: see `window_attention`. among: [b, Hk, N] bool; the softmax runs over
-        these entries only. While a probe is read, the softmax also runs over the probe's own keys, as far as they lie
-        in `domain`.
+        domain, order, reduce_g, reduce_q and newest: see `window_attention`. among: [b, Hk, N] bool; the softmax runs
+        over these entries only. While a probe is read, the softmax also runs over the probe's own keys, as far as they
+        lie in `domain`.
+
+        Raises ValueError if the view has `sums` in place of queries, and the arguments ask for more than sums.
         """
+        if self.sums is not None:
+            if newest or among is not None or (domain, order, reduce_q) != ("all", "softmax_then_group", "sum"):
+                raise ValueError('with Needs(sums=True), `observe` may call `attend` only with reduce_q="sum"')
+            return reduced_group(self.sums, reduce_g)
         visible = self.mask
         if among is not None:
             visible = among if visible is None else visible & among
@@ -126,6 +137,7 @@ class LayerView:
             order=order,
             reduce_g=reduce_g,
             reduce_q=reduce_q,
+            newest=newest,
         )
 
     def rotate(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from support.methods import small
 from support.models import build, requests
 from support.pretend_cuda import pretended_cuda
 
-from kvbench.engine.attention.interface import causal_bias, grouped_attention
+from kvbench.engine.attention.grouped import causal_bias, grouped_attention
 from kvbench.engine.attention.sdpa import newest_rows
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.load import prepare

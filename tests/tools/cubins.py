@@ -62,6 +62,7 @@ def decoding(
     paged: bool = False,
     sinks: bool = False,
     latent: int = 0,
+    sums: bool = False,
     **more: Any,
 ) -> Callable[[], Any]:
     """A decode step of one layer, in bfloat16."""
@@ -83,6 +84,7 @@ def decoding(
             table=table,
             sinks=empty(heads * group) if sinks else None,
             latent=latent,
+            sums=empty(slots, heads, group, rows, dtype=torch.float32) if sums else None,
             **more,
         )
 
@@ -112,6 +114,8 @@ SHAPES: dict[str, Callable[[], Any]] = {
     "dense, 96 slots (default)": decoding(96, 1152, 8, 4, 128),
     "paged, 96 slots (default)": decoding(96, 1152, 8, 4, 128, paged=True),
     "dense, 4 slots": decoding(4, 33_024, 8, 4, 128),
+    "dense, 96 slots, attention summed": decoding(96, 1152, 8, 4, 128, sums=True),
+    "dense, 4 slots, attention summed": decoding(4, 33_024, 8, 4, 128, sums=True),
     "gemma2, dimension 256, softcap": decoding(96, 1152, 8, 2, 256, softcap=50.0),
     "gpt-oss, dimension 64, sinks": decoding(96, 1152, 8, 8, 64, sinks=True),
     "deepseek-v3, latent attention": decoding(96, 1152, 1, 128, 576, latent=512),

@@ -7,7 +7,7 @@ flash-attn takes no mask, so the engine uses it only in layers whose heads hold 
 - in layers whose keys and values have different dimensions,
 - in layers with a sliding window, once entries were dropped.
 
-Wherever flash-attn is not used, the engine uses its own attention (`interface`, `kernels`). The choice for a block of
+Wherever flash-attn is not used, the engine uses its own attention (`grouped`, `kernels`). The choice for a block of
 tokens depends on the settings and the prompt, never on other prompts.
 """
 

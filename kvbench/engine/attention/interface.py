@@ -1,17 +1,9 @@
-"""The one function registered with transformers' attention interface, and the attention arithmetic behind it.
+"""The one function registered with transformers' attention interface.
 
 `route(model, handler)` sends every attention call of a model to `handler(call) -> output` inside a with-block, without
 patching the model. The handler receives post-RoPE queries, keys and values of the new tokens only, because the model
 runs without transformers' cache. With `route(latent=True)`, the calls of layers with latent attention hold the queries,
 keys and values of the latent form (module `latent`).
-
-Attention does not copy a KV head for each of its g query heads. The g query heads either become g queries of one head,
-or read the same memory (`sdpa`).
-
-Bit equality on CPU (measured): linear layers map a vector to the same bits at any place in the batch, beside any other
-vectors, and with any number of threads. Batched matrix products do so too if their shape is fixed.
-`scaled_dot_product_attention` does so only with one thread. The number of entries that attention reads changes the last
-bits of its result. This number may therefore depend on the sequence, but never on the other sequences of the batch.
 """
 
 from __future__ import annotations
@@ -27,11 +19,10 @@ from typing import Any
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from kvbench.engine.attention.grouped import grouped_attention
 from kvbench.engine.attention.latent import PROJECTION, Latent, Latents, projections
-from kvbench.engine.attention.sdpa import grouped_sdpa
 from kvbench.engine.cache.recurrent import RecurrentStates
 from kvbench.errors import UserError, quote
-from kvbench.eviction.planned_device import on_gpu
 
 # Arguments that models pass to attention and that do not change the attention that the engine computes.
 _HARMLESS = {"dropout", "position_ids", "use_cache", "cache_position", "logits_to_keep"}
@@ -75,12 +66,21 @@ class AttentionCall:
         return replace(self, query=maps.queries(self.query), key=key, value=key[..., :0], latent=maps)
 
     def attend(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        bias: torch.Tensor | None,
+        sums: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return `grouped_attention` of these queries and keys, with the scaling, softcap and sinks of the call."""
-        scaling, softcap, sinks = self.scaling, self.softcap, self.sinks
-        values = self.read_values(keys, values)
-        return grouped_attention(query, keys, values, bias, scaling=scaling, softcap=softcap, sinks=sinks)
+        return grouped_attention(
+            *(query, keys, self.read_values(keys, values), bias),
+            scaling=self.scaling,
+            softcap=self.softcap,
+            sinks=self.sinks,
+            sums=sums,
+        )
 
 
 Handler = Callable[[AttentionCall], torch.Tensor]  # returns [b, t, Hq, Dv]
@@ -266,77 +266,3 @@ def _functions(
         return maps.outputs(handler(call.in_latents(maps, latent))).contiguous(), None
 
     return attention, note, note_tokens
-
-
-def grouped_attention(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    bias: torch.Tensor | None,
-    *,
-    scaling: float,
-    softcap: float | None = None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return the attention [b, t, Hq, Dv] of a block of queries to stored keys.
-
-    Args:
-        query: [b, Hq, t, D]; keys: [b, Hk, n, D]; values: [b, Hk, n, Dv].
-        bias: added to the logits, broadcastable to [b, Hk, t, n], -inf for hidden keys; dtype of `query`. None: no
-            key is hidden.
-        sinks: [Hq] logits of a virtual key without value.
-    """
-    b, hq, t, d = query.shape
-    hk = keys.shape[1]
-    q = query.reshape(b, hk, hq // hk, t, d)
-    plain = softcap is None and sinks is None
-    if plain and (on_gpu(query) or (query.dtype == torch.float32 and t > 1)):
-        out = grouped_sdpa(q, keys, values, bias, scaling)
-    else:  # with few queries on a CPU, matrix products are also faster than SDPA, in bfloat16 several times
-        out = _matmul_attention(q, keys, values, bias, scaling, softcap, sinks)
-    return out.permute(0, 3, 1, 2, 4).reshape(b, t, hq, -1)
-
-
-def _matmul_attention(
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    bias: torch.Tensor | None,
-    scaling: float,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
-    """Return the attention [b, Hk, g, t, Dv], with float32 logits. q: [b, Hk, g, t, D]; the other arguments are those
-    of `grouped_attention`."""
-    logits = (q.flatten(2, 3) @ keys.transpose(-1, -2)).view(*q.shape[:-1], -1)  # [b, Hk, g, t, n]
-    logits = logits.float().mul_(scaling)
-    if softcap is not None:
-        logits = softcap * torch.tanh(logits / softcap)
-    if bias is not None:
-        logits += bias[:, :, None]
-    if sinks is not None:  # one more logit in the denominator
-        sink = sinks.float().view(*q.shape[1:3], 1, 1)
-        logits = torch.cat([logits, sink.expand(*logits.shape[:-1], 1)], dim=-1)
-    weights = torch.softmax(logits, dim=-1)[..., : keys.shape[2]]
-    return (weights.to(values.dtype).flatten(2, 3) @ values).view(*q.shape[:-1], -1)
-
-
-def causal_bias(
-    query_positions: torch.Tensor,
-    key_positions: torch.Tensor,
-    window: int | None,
-    dtype: torch.dtype,
-    valid: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return an additive mask [..., t, n]: 0 where a query sees a key, -inf elsewhere.
-
-    A query sees valid keys at its own and earlier positions; with a `window`, only at the newest `window` of these
-    positions. query_positions: [t]; key_positions: [..., n]; valid: [..., n] bool, False for padding, None: all valid.
-    """
-    age = query_positions[:, None] - key_positions[..., None, :]
-    hidden = age < 0
-    if window is not None:
-        hidden = hidden | (age >= window)
-    if valid is not None:
-        hidden = hidden | ~valid[..., None, :]
-    return torch.zeros(age.shape, dtype=dtype, device=age.device).masked_fill_(hidden, float("-inf"))

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import torch
 
 from kvbench.engine.attention.geometry import LayerGeometry
-from kvbench.engine.attention.interface import causal_bias, grouped_attention
+from kvbench.engine.attention.grouped import causal_bias, grouped_attention
 from kvbench.engine.model.activations import LiveBytes
 
 META = torch.device("meta")

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from kvbench.engine.attention.geometry import own_failures
-from kvbench.engine.attention.interface import AttentionCall, causal_bias, route, run
+from kvbench.engine.attention.grouped import causal_bias
+from kvbench.engine.attention.interface import AttentionCall, route, run
 from kvbench.engine.cache.recurrent import RecurrentStates, StateShape
 from kvbench.errors import UserError, quote
 

@@ -36,6 +36,7 @@ class DenseStore(EvictingStore):
         self.capacity = stack.capacity
         self.keys, self.values, self.positions = stack.keys[rows], stack.values[rows], stack.positions[rows]
         self.columns = {name: column[rows] for name, column in stack.columns.items()}
+        self.sums = None if stack.sums is None else stack.sums[rows]
 
     def install(self, packed: PackedLayer, slots: Sequence[int], index: torch.Tensor, seen: int) -> None:
         super().install(packed, slots, index, seen)
@@ -44,6 +45,8 @@ class DenseStore(EvictingStore):
         theirs = [packed.keys, packed.values, packed.positions, *(packed.columns[name] for name in self.columns)]
         for to, source in zip(mine, theirs):
             to[index, :, :length] = source.view(heads, length, *source.shape[1:])
+        if self.sums is not None:
+            self.sums[index] = 0
 
 
 class DenseStack(Stack):
@@ -65,6 +68,8 @@ class DenseStack(Stack):
         self.values = torch.zeros(*size, g.value_dim, device=device, dtype=dtype)
         self.positions = torch.zeros(size, device=device, dtype=torch.int32)
         self.columns = {c.name: torch.full(size, c.init, device=device) for c in shape.columns}
+        if shape.sums:
+            self.sums = torch.zeros(*size[:2], g.group, shape.rows, device=device)
         self.layers = [DenseStore(self, place) for place in range(len(members))]
 
     def shown(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -14,6 +14,7 @@ from kvbench.engine.cache.dense import DenseCache
 from kvbench.engine.cache.paged import PagedCache
 from kvbench.engine.cache.recurrent import StateShape
 from kvbench.engine.cache.slot_cache import Shape, SlotCache
+from kvbench.engine.kernels.backends import Backend
 from kvbench.errors import UserError, quote
 from kvbench.eviction.api import Method
 from kvbench.eviction.columns import expanded
@@ -78,13 +79,27 @@ def capacity(method: Method, budget: float | None, interval: int, lengths: Lengt
     return min(entries + lengths.tail + after, lengths.total)
 
 
-def stored_queries(method: Method, interval: int, longest: int) -> tuple[int, int]:
-    """Return how many of the newest queries a layer stores: while a prompt is read, and in each slot afterwards."""
+def sums_attention(method: Method, layout: Layout = "auto", backend: Backend = "triton") -> bool:
+    """Return whether decode steps sum the attention that each entry receives, in place of storing queries.
+
+    They do so in the dense layout, if the method needs no more than these sums (`Needs.sums`). The backend "varlen"
+    returns no attention weights. layout: see `make_cache`.
+    """
+    needs = method.during("decode").needs()
+    dense = layout == "dense" or (layout == "auto" and method.uniform)
+    return dense and backend != "varlen" and method.evicts and needs.queries == "since_last" and needs.sums
+
+
+def stored_queries(method: Method, interval: int, longest: int, sums: bool = False) -> tuple[int, int]:
+    """Return how many of the newest queries a layer stores: while a prompt is read, and in each slot afterwards.
+
+    sums: see `sums_attention`.
+    """
     decode = method.during("decode")
     trigger, needs = decode.trigger(interval), decode.needs()
     after = 0
     if trigger.growth is not None:
-        after = max(needs.width, trigger.growth if needs.queries == "since_last" else 0)
+        after = max(needs.width, trigger.growth if needs.queries == "since_last" and not sums else 0)
     before = max(method.needs().width, method.during("prefill").needs().width, after)
     return min(before, longest), min(after, longest)
 
@@ -193,10 +208,12 @@ def shape_of(
     lengths: Lengths,
     slots: int,
     states: tuple[StateShape, ...] = (),
+    sums: bool = False,
 ) -> Shape:
     """Return the size of a cache for sequences of these lengths.
 
-    geometry: the model's geometry, not the result of `fit`. states: the shapes of the recurrent layers' states.
+    geometry: the model's geometry, not the result of `fit`. states: the shapes of the recurrent layers' states. sums:
+    see `sums_attention`.
     """
     group = largest_group(geometry)
     rows = capacity(method, budget, interval, lengths, group)
@@ -207,7 +224,8 @@ def shape_of(
         longest=lengths.total,
         columns=expanded(method.columns(), group) if method.evicts else (),
         states=method.states() if method.evicts else (),
-        queries=stored_queries(method, interval, lengths.total)[1] if method.evicts else 0,
+        queries=stored_queries(method, interval, lengths.total, sums)[1] if method.evicts else 0,
+        sums=sums,
         hidden=stored_hidden(method, interval, lengths.total)[1] if method.evicts else 0,
         recurrent=states,
     )

@@ -92,15 +92,6 @@ class RecurrentStates(Cache):
             other._put(at, kind, place, state if rows is None else state[list(rows)])
         return other
 
-    def saved(self) -> list[torch.Tensor]:
-        """Return a copy of all states in the host's memory, for `restore`."""
-        return [state.cpu().clone() for *_, state in self.each()]
-
-    def restore(self, saved: Sequence[torch.Tensor]) -> None:
-        """Overwrite the states in place with those that `saved` returned."""
-        for (*_, state), before in zip(self.each(), saved, strict=True):
-            state.copy_(before)
-
     def bytes(self) -> int:
         """Return the bytes of all states of all sequences."""
         return sum(state.nbytes for *_, state in self.each())

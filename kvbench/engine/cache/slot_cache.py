@@ -39,6 +39,7 @@ class Shape:
     columns: tuple[Column, ...] = ()
     states: tuple[State, ...] = ()
     queries: int = 0  # number of newest queries stored per slot
+    sums: bool = False  # whether decode steps sum the attention that each entry receives between two ticks
     hidden: int = 0  # number of newest hidden states stored per slot
     recurrent: tuple[StateShape, ...] = ()  # states of recurrent layers
 
@@ -53,8 +54,10 @@ class Store:
     hidden states, and the method's states.
 
     queries: [S, Hq, width, D]; hidden: [S, 1, width, hidden size]; their widths may differ. The query and the hidden
-    state of position p lie at p % width. states: each [S, ...].
+    state of position p lie at p % width. states: each [S, ...]. sums: [S, Hk, g, places], see `stack.Stack`.
     """
+
+    sums: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -87,8 +90,10 @@ class Store:
             _put(self.hidden, hidden, places)
 
     def extra_bytes(self) -> int:
-        """Return the bytes of the queries, hidden states and method's states that this layer stores for one slot."""
-        return sum(t[0].nbytes for t in (self.queries, self.hidden, *self.states.values()))
+        """Return the bytes of the queries, hidden states, method's states and sums that this layer stores for one
+        slot."""
+        stored = (self.queries, self.hidden, *self.states.values(), *([] if self.sums is None else [self.sums]))
+        return sum(t[0].nbytes for t in stored)
 
 
 class RingPlaces:
@@ -186,13 +191,18 @@ class SlotCache(ABC):
             self.recurrent.install(states, row, torch.tensor(slots, device=self.device))
 
     def saved_states(self) -> list[torch.Tensor]:
-        """Return a copy of the states of recurrent layers, in the host's memory."""
-        return [] if self.recurrent is None else self.recurrent.saved()
+        """Return a copy, in the host's memory, of what a step adds to or continues: states of recurrent layers, and
+        attention sums."""
+        return [state.cpu().clone() for state in self._continued()]
 
     def restore_states(self, saved: Sequence[torch.Tensor]) -> None:
-        """Undo all changes of the states of recurrent layers since `saved_states` returned `saved`."""
-        if self.recurrent is not None:
-            self.recurrent.restore(saved)
+        """Undo all changes of these tensors since `saved_states` returned `saved`."""
+        for state, before in zip(self._continued(), saved, strict=True):
+            state.copy_(before)
+
+    def _continued(self) -> list[torch.Tensor]:
+        states = [] if self.recurrent is None else [state for *_, state in self.recurrent.each()]
+        return states + [stack.sums for stack in self.stacks if stack.sums is not None]
 
     @abstractmethod
     def make_room(self, ahead: Sequence[int]) -> None:

@@ -49,6 +49,9 @@ class Stack(ABC):
         self.hidden = torch.zeros(rows, 1, shape.hidden, g.hidden, device=device, dtype=dtype)
         self.states = {s.name: torch.zeros(rows, *g.state_shape(s), device=device) for s in shape.states}
         self._indices = np.array([member.index for member in members])
+        # [rows, Hk, g, places] float32: the attention that the g query heads of each group have paid to every entry
+        # since the row's last tick. None unless decode steps sum it.
+        self.sums: torch.Tensor | None = None
 
     def rows_of(self, slots: Sequence[int]) -> np.ndarray:
         """Return the rows of these slots in all layers of the stack."""
@@ -76,6 +79,16 @@ class Stack(ABC):
     def newest_hidden(self, batch: RowBatch, count: int) -> torch.Tensor | None:
         """Return the hidden states of the newest `count` tokens [b, count, hidden size], oldest first; None for 0."""
         return _newest(self.hidden, batch, count)[0][:, 0] if count else None
+
+    def sums_of(self, batch: RowBatch) -> torch.Tensor | None:
+        """Return the attention that the rows' entries have received since the last tick, [b, Hk, g, n] float32, or None
+        if decode steps do not sum it."""
+        return None if self.sums is None else self.sums[batch.at, :, :, : int(self.filled(batch.rows[:1])[0])]
+
+    def clear_sums(self, batch: RowBatch) -> None:
+        """Begin new sums at a tick."""
+        if self.sums is not None:
+            self.sums[batch.at] = 0
 
     def states_of(self, batch: RowBatch) -> dict[str, torch.Tensor]:
         return {name: state[batch.at] for name, state in self.states.items()}

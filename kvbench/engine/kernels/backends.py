@@ -42,6 +42,8 @@ class Decode(Protocol):
         table: [S, Hk, W] int32 or int64, contiguous: the pages of every head in order.
         sinks: [Hq] logits of a virtual key without value.
         latent: in latent attention, how many of a key's first numbers are its value (Dv is then 0); else 0.
+        sums: [S, Hk, g, P] float32, contiguous, without a table: the attention that each query head of a live slot pays
+            to every entry is added (`grouped_attention`).
 
     Returns [S, Hq, Dv or latent]. Never waits for the device; all calls may be captured in a CUDA graph.
     """
@@ -62,6 +64,7 @@ class Decode(Protocol):
         softcap: float | None = None,
         sinks: torch.Tensor | None = None,
         latent: int = 0,
+        sums: torch.Tensor | None = None,
     ) -> torch.Tensor: ...
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from kvbench.engine.attention.interface import grouped_attention
+from kvbench.engine.attention.grouped import grouped_attention
 from kvbench.engine.cache.paged import PAGE
 
 
@@ -26,6 +26,7 @@ def decode(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
     latent: int = 0,
+    sums: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Write each live slot's new entry and return the attention [S, Hq, Dv]; see `backends.Decode`."""
     slots, heads = key.shape[:2]
@@ -39,9 +40,16 @@ def decode(
         values = keys[..., :latent]
     hidden = torch.arange(rows, device=lengths.device) > lengths[..., None]
     bias = torch.zeros(hidden.shape, dtype=query.dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
+    paid = None if sums is None else torch.zeros_like(sums)
     out = grouped_attention(
-        query[:, :, None], keys, values, bias[:, :, None], scaling=scaling, softcap=softcap, sinks=sinks
+        *(query[:, :, None], keys, values, bias[:, :, None]),
+        scaling=scaling,
+        softcap=softcap,
+        sinks=sinks,
+        sums=paid,
     )
+    if sums is not None and paid is not None:
+        sums += torch.where(live[:, None, None, None] != 0, paid, 0)
     return torch.where(live[:, None, None] != 0, out[:, 0], 0)
 
 

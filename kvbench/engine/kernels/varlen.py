@@ -69,10 +69,12 @@ def decode(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
     latent: int = 0,
+    sums: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Write each live slot's new entry and return the attention [S, Hq, Dv]; see `backends.Decode`."""
     from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
+    assert sums is None, "the kernel returns no attention weights, see `layout.sums_attention`"
     check(query.device, query.dtype, query.shape[-1], latent or value.shape[-1], table is not None, softcap)
     slots, heads, rows, dim = keys.shape
     for store, new in ((keys, key), (values, value)):

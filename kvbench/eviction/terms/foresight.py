@@ -23,10 +23,11 @@ value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from kvbench.eviction.learned import Shapes, Sizes
+from kvbench.eviction.planned_device import on_gpu
 from kvbench.eviction.terms.window_attention import Reduce
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
@@ -36,6 +37,7 @@ COUNT: dict[Features, int] = {"paper6": 6, "released8": 8, "attn": 6}  # per que
 WINDOWS = (8, 16, 32)
 DECAY = 0.9
 HIDDEN = 16  # units, in the paper and its code
+BLOCK_FLOATS = 1 << 17  # hidden units that the network computes at a time on a CPU, so that they stay in its cache
 
 
 def scorer_shapes(features: Features, model: Sizes, hidden: int = HIDDEN) -> Shapes:
@@ -61,14 +63,17 @@ def attention_statistics(view: LayerView, features: Features) -> dict[str, torch
     return {kind: view.attend(reduce_g=None, reduce_q=kind) for kind in kinds}
 
 
-def scorer_input(
+def scorer_inputs(
     view: LayerView,
     features: Features,
     chunk: Mapping[str, torch.Tensor],
     cumulative: torch.Tensor,
     decayed: torch.Tensor,
-) -> torch.Tensor:
-    """Return the scorer's input, [b, Hk, N, D].
+) -> list[torch.Tensor]:
+    """Return the parts of the scorer's input, each [b, Hk, N, some of the D numbers], in their order.
+
+    The parts are keys, values (both except for "attn") and attention. Joined, they would be copied once more, which
+    takes longer than the network. Places without an entry hold 0.
 
     Args:
         view: must show the values (except for "attn") and the newest 32 queries (except for "released8").
@@ -80,18 +85,39 @@ def scorer_input(
     if features == "released8":
         attention = [chunk["max"], chunk["min"], total, total, total, total]
     else:
-        newest = (view.last_queries(window) for window in WINDOWS)
-        attention = [*(some.attend(reduce_g=None, reduce_q="sum") for some in newest), total]
-    x = torch.cat([*attention, cumulative, decayed], dim=2).transpose(-1, -2)
+        attention = [
+            *view.last_queries(max(WINDOWS)).attend(reduce_g=None, reduce_q="sum", newest=WINDOWS).unbind(dim=-2),
+            total,
+        ]
+    inputs = [torch.cat([*attention, cumulative, decayed], dim=2).transpose(-1, -2)]
     if features != "attn":
         assert view.values is not None
-        x = torch.cat([view.keys.float(), view.values.float(), x], dim=-1)
-    return x if view.mask is None else torch.where(view.mask[..., None], x, 0.0)
+        inputs = [view.keys.float(), view.values.float(), *inputs]
+    return inputs if view.mask is None else [torch.where(view.mask[..., None], x, 0.0) for x in inputs]
 
 
-def drop_scores(weights: Mapping[str, torch.Tensor], layer: int | torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return the scorer's output phi [b, Hk, N] for inputs [b, Hk, N, D]; large: evict. layer: see `layer_index`."""
-    w1, b1, w2, b2 = (weights[name][layer].float() for name in ("w1", "b1", "w2", "b2"))  # [(b,) Hk, ...]
-    h = torch.nn.functional.gelu(x @ w1 + b1[..., None, :])
+def drop_scores(weights: Mapping[str, torch.Tensor], layer: int | torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
+    """Return the scorer's output phi [b, Hk, N] for inputs [b, Hk, N, D]; large: evict.
+
+    inputs: one tensor, or the parts that `scorer_inputs` returns. layer: see `layer_index`.
+    """
+    of_layer = [weights[name][layer].float() for name in ("w1", "b1", "w2", "b2")]  # [(b,) Hk, ...]
+    b, heads, n, _ = inputs[0].shape
+    together = b if on_gpu(inputs[0]) else max(1, BLOCK_FLOATS // (heads * n * of_layer[1].shape[-1]))
+    if together >= b:
+        return _network(of_layer, inputs)
+    phi = []
+    for first in range(0, b, together):
+        some = slice(first, first + together)
+        own = of_layer if isinstance(layer, int) else [w[some] for w in of_layer]
+        phi.append(_network(own, [x[some] for x in inputs]))
+    return torch.cat(phi)
+
+
+def _network(weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    w1, b1, w2, b2 = weights
+    h = b1[..., None, :]
+    for x, w in zip(inputs, w1.split([x.shape[-1] for x in inputs], dim=-2)):
+        h = h + x @ w
     # No matrix-vector product: its last bits depend on the number of sequences.
-    return (h * w2[..., None, :]).sum(dim=-1) + b2[..., None]
+    return (torch.nn.functional.gelu(h) * w2[..., None, :]).sum(dim=-1) + b2[..., None]

@@ -8,6 +8,7 @@ Methods differ in the arguments `domain`, `order`, `reduce_g` and `reduce_q` of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from kvbench.eviction.planned_device import on_gpu
@@ -39,6 +40,7 @@ def window_attention(
     reduce_q: Reduce | None = "mean",
     own_keys: torch.Tensor | None = None,
     own_positions: torch.Tensor | None = None,
+    newest: Sequence[int] = (),
 ) -> torch.Tensor:
     """Return softmax attention of queries to cached keys, reduced over the query heads of a group and over the queries.
 
@@ -55,6 +57,8 @@ def window_attention(
         reduce_g, reduce_q: how to reduce over the g query heads and the w queries; None keeps the axis.
         own_keys, own_positions: [b, Hk, m, d] and [b, m], keys outside the cache. They take part in the softmax but not
             in the result.
+        newest: for each number n, return the sum over the newest n queries, in an axis before N. `reduce_q` must be
+            "sum".
     """
     b, hq, w, _ = queries.shape
     entries = keys.shape[2]
@@ -92,11 +96,21 @@ def window_attention(
             if blind is not None:
                 gap = blind[s, :, r, None]
                 paid = paid.masked_fill(gap if paid.dim() == 4 else gap[:, :, None], 0.0)
-            sums.append(paid)
-        parts.append(_join(sums, reduce_q))
+            sums.append(_newest(paid, w - start, newest) if newest else paid)
+        parts.append(_add(sums) if newest else _join(sums, reduce_q))
     out = parts[0] if len(parts) == 1 else torch.cat(parts)
     out = _reduce(out, reduce_g, dim=2) if queries_first and reduce_g else out
     return out / w if reduce_q == "mean" else out
+
+
+def reduced_group(sums: torch.Tensor, how: Reduce | None) -> torch.Tensor:
+    """Reduce attention that was summed over queries, [b, Hk, g, N], over the g query heads; None keeps the axis.
+
+    Raises ValueError for "max" and "min": a sum of maxima does not follow from sums.
+    """
+    if how in ("max", "min"):
+        raise ValueError(f"attention summed over the queries has no {how} over query heads; give reduce_g mean or sum")
+    return sums if how is None else _reduce(sums, how, dim=2)
 
 
 def _blind(times: torch.Tensor, query_positions: torch.Tensor) -> torch.Tensor | None:
@@ -137,8 +151,22 @@ def _join(blocks: list[torch.Tensor], how: Reduce | None) -> torch.Tensor:
     """
     if how is None:
         return torch.cat(blocks, dim=-2)
-    reduced = [_reduce(block, "sum" if how == "mean" else how, dim=-2) for block in blocks]
-    return reduced[0] if len(reduced) == 1 else _reduce(torch.stack(reduced), "sum" if how == "mean" else how, dim=0)
+    how = "sum" if how == "mean" else how
+    reduced = [_reduce(block, how, dim=-2) for block in blocks]
+    return _add(reduced) if how == "sum" else _reduce(torch.stack(reduced), how, dim=0)
+
+
+def _add(blocks: list[torch.Tensor]) -> torch.Tensor:
+    return blocks[0] if len(blocks) == 1 else torch.stack(blocks).sum(dim=0)
+
+
+def _newest(paid: torch.Tensor, age: int, counts: Sequence[int]) -> torch.Tensor:
+    """Return the sums [..., len(counts), N] over those of r queries that are among the newest n, for each n in counts.
+
+    paid: [..., r, N], the attention of r queries, oldest first; age: how many queries there are from the first of these
+    on.
+    """
+    return torch.stack([paid[..., max(0, age - n) :, :].sum(dim=-2) for n in counts], dim=-2)
 
 
 def _probabilities(logits: torch.Tensor, bias: torch.Tensor, order: Order, how: Reduce | None) -> torch.Tensor:

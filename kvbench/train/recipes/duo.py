@@ -23,7 +23,8 @@ from typing import Any
 import torch
 
 from kvbench.engine.attention.geometry import check_evicts, for_lengths
-from kvbench.engine.attention.interface import AttentionCall, causal_bias, route
+from kvbench.engine.attention.grouped import causal_bias
+from kvbench.engine.attention.interface import AttentionCall, route
 from kvbench.engine.meta import Answers
 from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import SetupError

@@ -23,7 +23,8 @@ from typing import Any
 import torch
 
 from kvbench.engine.adapter import PROJECTIONS, adapted, projections
-from kvbench.engine.attention.interface import AttentionCall, causal_bias
+from kvbench.engine.attention.grouped import causal_bias
+from kvbench.engine.attention.interface import AttentionCall
 from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import UserError, quote
 from kvbench.train.forward import forward

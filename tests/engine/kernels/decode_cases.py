@@ -54,6 +54,8 @@ def random_step(seed: int, shapes: int) -> Step:
         pages = slots * heads * rows // PAGE
         step["table"] = (1 + torch.randperm(pages, generator=g)).int().view(slots, heads, -1)
         shape = ((1 + pages) * PAGE,)
+    elif r.random() < 0.6:
+        step["sums"] = torch.rand(slots, heads, group, rows, generator=g)
     return step | dict(keys=normal(*shape, dim), values=normal(*shape, stored))
 
 
@@ -88,7 +90,7 @@ def by_varlen(step: Step, want: torch.Tensor) -> float | None:
     """The largest difference of torch's own kernel; None where it does not serve the step."""
     try:
         varlen.check_torch()
-        got = varlen.decode(**step)
+        got = varlen.decode(**{k: x for k, x in step.items() if k != "sums"})
     except KVBenchError:
         return None
     return float((got.cpu().double() - want).abs().max() / want.abs().max().clamp(min=1))
@@ -100,12 +102,17 @@ def check(seed: int, device: str, shapes: int) -> dict[str, Any]:
     exact = mapped(step, lambda _, x: x.double() if x.is_floating_point() else x)
     got, want = decode.decode(**mine), masked.decode(**exact)
     error = (got.cpu().double() - want).abs() / want.abs().clamp(min=1)
+    summed = (mine["sums"].cpu().double() - exact["sums"]).abs().max() if "sums" in step else 0.0
+    other = on(device, rearranged(step)) if seed % 4 == 0 else None
+    again = got if other is None else decode.decode(**other)[1:].flip(0)
+    received = other is None or "sums" not in step or torch.equal(other["sums"][1:].flip(0), mine["sums"])
     return {
         "seed": seed,
         "dtype": str(step["query"].dtype).removeprefix("torch."),
         "error": float(error.max()),
         "written": all(torch.equal(mine[k].cpu().double(), exact[k]) for k in ("keys", "values")),
-        "same": seed % 4 > 0 or torch.equal(decode.decode(**on(device, rearranged(step)))[1:].flip(0), got),
+        "summed": float(summed) if "sums" in step else None,
+        "same": torch.equal(again, got) and received,
         "varlen": by_varlen(on(device, step), want),
         "idle": bool((got[mine["live"] == 0] == 0).all()),
     }

@@ -21,6 +21,7 @@ from kvbench.records import Sampling
 GREEDY, DRAWN = Sampling(), Sampling(temperature=0.8, top_p=0.9)
 CASES = (
     ("qwen3", "gkv", "dense", GREEDY),
+    ("qwen3", "h2o", "dense", GREEDY),  # attention summed by the kernel
     ("qwen3", "gkv", "paged", DRAWN),
     ("qwen3", "ada-kv while decoding", "paged", GREEDY),
     ("qwen3", "trimkv", "dense", DRAWN),

@@ -15,6 +15,8 @@ def check(steps):
     assert worst["float32"][0] < 1e-5, worst
     assert worst["bfloat16"][0] < 2**-7, worst  # the interpreter cuts results to 8 bits; a GPU rounds weights, too
     assert all(s["varlen"] < 2**-6 for s in steps if s["varlen"] is not None)
+    sums = [(s["summed"], s["seed"]) for s in steps if s["summed"] is not None]
+    assert max(sums) < (1e-5, 0), max(sums)
     for fact in ("written", "same", "idle"):
         assert [s["seed"] for s in steps if not s[fact]] == [], fact
 
