@@ -4,8 +4,8 @@ Paper: Zhang et al., H2O: Heavy-Hitter Oracle for Efficient Generative Inference
 
 Score: acc_j = sum over all queries i >= j, prompt included, of the group's mean of softmax_j(q_i k_j / sqrt(d)).
 The sum is a column: it stays with its entry, never decays, and is not divided by the number of queries. No entry leaves
-the cache between two evictions, so sums that decode steps collect, and sums computed at the next eviction from stored
-queries, are equal.
+the cache between two evictions. So the sums that decode steps collect equal those computed at the next eviction from
+stored queries, within rounding.
 Default: half of the budget is for recent tokens, as in the paper.
 
 The released code evicts at every step and needs one KV head per query head; kvbench takes the group's mean.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvbench.config.run_config import RunConfig
 from kvbench.console.problems import Problems
-from kvbench.errors import SetupError, UserError, few, quote
+from kvbench.errors import SetupError, UserError, counted, few, quote
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.eviction.budget import Budget
@@ -139,7 +139,7 @@ def _check_task(config: RunConfig, task: Task, model: ModelInfo | None, problems
     spec = task.gen(model.model_type if model else "")
     limit, size = config.limit_for(task.name), task.size()
     if limit is not None and size is not None and limit > size:
-        problems.warn(f"task {quote(task.name)} has {size} questions; --limit {limit} has no effect.")
+        problems.warn(f"task {quote(task.name)} has {counted(size, 'question')}; --limit {limit} has no effect.")
     with problems.collect():
         samples = config.samples or spec.n
         temperature = spec.temperature if config.temperature is None else config.temperature

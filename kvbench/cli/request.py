@@ -17,7 +17,7 @@ from kvbench.config.run_config import Grid, MethodChoice, RunConfig
 from kvbench.config.settings import DEFAULTS, PARSERS, PER_TASK
 from kvbench.console.problems import Problems
 from kvbench.console.redact import holds_secret
-from kvbench.errors import UserError, quote
+from kvbench.errors import UserError, bare, quote
 from kvbench.eviction import choose
 from kvbench.eviction.budget import Budget, label
 from kvbench.eviction.options import split_option
@@ -106,8 +106,23 @@ class Builder:
             return None
         with self.problems.collect():
             self.check_option_methods([method for grid in grids for method in grid.methods])
-            return RunConfig(grids=self._selected(grids), **self.settings)
+            selected = self._selected(grids)
+            self._check_task_file(selected)
+            return RunConfig(grids=selected, **self.settings)
         return None
+
+    def _check_task_file(self, grids: Sequence[Grid]) -> None:
+        """Raise UserError if the user typed --task-file, but no grid has the task in this file."""
+        given = self.gathered.typed("task_file")
+        if given is None or "task_file" not in self.settings:
+            return
+        [own] = self._task_names("file")
+        tasks = list(dict.fromkeys(task for grid in grids for task in grid.tasks))
+        if own not in tasks:
+            raise UserError(
+                f"{given.source} {quote(given.value)} holds task {quote(own)}, but the run has only the tasks "
+                f"{', '.join(tasks)}. Add {bare(own)} to --task, or leave out {given.source}."
+            )
 
     def _grid(self, block: Layer) -> Grid:
         """Return the grid of one ``[[grid]]`` block. `_given` decides whether the block or the run's settings give an

@@ -19,7 +19,7 @@ from kvbench.console import signals, terminal
 from kvbench.console.problems import Problems
 from kvbench.console.progress import Progress, size
 from kvbench.console.redact import holds_secret
-from kvbench.errors import IncompleteError, UserError, quote
+from kvbench.errors import IncompleteError, UserError, counted, quote
 from kvbench.eviction.budget import label
 from kvbench.runner.shard import Shard, parse_shard
 from kvbench.sources import hub
@@ -116,7 +116,8 @@ def _tell(result: RunResult, chosen: RunConfig, *, quiet: bool, json: bool) -> N
         if not result.planned:
             terminal.note(f"{quote(result.run_dir)} has no rows: the run has more shards than questions in its cells.")
         elif result.repeated and not quiet:
-            terminal.note(f"nothing was run: all {result.planned} rows of {quote(result.run_dir)} were there already.")
+            rows = "its row was" if result.planned == 1 else f"all {result.planned} rows were"
+            terminal.note(f"nothing was run for {quote(result.run_dir)}: {rows} there already.")
         if result.planned:
             report_on(result.run_dir, quiet=quiet)
     if json:
@@ -137,7 +138,8 @@ def check_scored(run_dir: Path, planned: int, done: int, failed: Mapping[str, in
     if lacking:
         reasons = ", ".join(f"{count} {status}" for status, count in lacking.items())
         count = sum(lacking.values())
-        raise IncompleteError(f"{why}{count} of {planned} rows have no score ({reasons}); {_again(run_dir, lacking)}.")
+        have = f"{count} of {counted(planned, 'row')} {'has' if count == 1 else 'have'} no score"
+        raise IncompleteError(f"{why}{have} ({reasons}); {_again(run_dir, lacking)}.")
 
 
 def _again(run_dir: Path, lacking: Iterable[str]) -> str:
@@ -231,7 +233,7 @@ def _print_plan(result: RunResult) -> None:
     print(LIMIT)
     tokens, hours = (sum(p[name] for p in plan) for name in ("longest_answers_tokens", "hours_of_longest_answers"))
     print(f"If every answer had its maximum length: {tokens:,} tokens, {_time(hours)} of one device at the limit.")
-    print(f"{result.planned} rows; nothing was run.")
+    print(f"{counted(result.planned, 'row')}; nothing was run.")
 
 
 def _time(hours: float) -> str:

@@ -71,7 +71,7 @@ def wide(judged: Sequence[Judged]) -> Iterator[str]:
 def _counted(found: Regression) -> str:
     """Return the number of questions of a test, as in "12 questions" or "12 questions in 3 clusters"."""
     count, clusters = found.paired.questions, found.paired.clusters
-    return f"{count} questions" + (f" in {clusters} clusters" if clusters < count else "")
+    return counted(count, "question") + (f" in {counted(clusters, 'cluster')}" if clusters < count else "")
 
 
 def failures(outcome: Outcome) -> Iterator[tuple[bool, str]]:

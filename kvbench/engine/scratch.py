@@ -150,7 +150,9 @@ class Scratch:
         acting = self.method.during("decode")
         if not acting.evicts or acting.trigger(self.meta.interval).growth is None:
             return Ticks(((1, 0),), 1)
-        layers, rows = len(self.meta.geometry), self._rows_at_once(held, acting.needs().width, at_once)
+        # Of the views to observe and to decide, those with fewer queries show more rows.
+        queries = 0 if held.sums else acting.needs().width
+        layers, rows = len(self.meta.geometry), self._rows_at_once(held, queries, at_once)
         most = rows if acting.layerwise else max(1, rows // layers)
         if acting.layerwise and acting.stacked:
             most = -(-rows // layers)

@@ -154,7 +154,7 @@ class DecodeSteps:
             self._notice(f"decode steps run {how}: {error}")
 
     def _restore(self, slots: Slots, states: list[torch.Tensor]) -> None:
-        """Undo the changes of a step. states: the states that the recurrent layers had before the step."""
+        """Undo the changes of a step. states: what `SlotCache.saved_states` returned before the step."""
         self.load(slots)
         self.cache.restore_states(states)
 

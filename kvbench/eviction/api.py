@@ -133,8 +133,9 @@ class Method(ABC):
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
         """Return new values of columns and states, given a block of queries (`view.queries`).
 
-        The engine calls this function with every query if the method declares `Needs(queries="since_last")`. It also
-        calls it with the queries of every probe that the method yields; `view.probe` is then set.
+        The engine calls this function with every query if the method declares `Needs(queries="since_last")`; with
+        `Needs.sums`, it may give `view.sums` in place of the queries of generated tokens. It also calls the function
+        with the queries of every probe that the method yields; `view.probe` is then set.
         """
         raise TypeError(f"{type(self).__name__} needs every query or yields probes, so it must define observe()")
 

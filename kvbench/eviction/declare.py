@@ -31,8 +31,8 @@ class Needs:
 
     queries: Literal["none", "last", "window", "since_last"] = "none"
     window: int = 0
-    # With "since_last": whether `observe` uses the queries of generated tokens only in sums of their attention,
-    # `view.attend(reduce_q="sum")`. Decode steps then compute these sums, and the engine stores no queries for them.
+    # With "since_last": whether `observe` uses the queries of generated tokens only in `view.attend(reduce_q="sum")`.
+    # Decode steps may then sum their attention; `observe` gets the sums, and the engine does not store the queries.
     sums: bool = False
     values: bool = False  # whether `score` or `observe` reads `view.values`
     rope: bool = False  # whether the method uses `view.rope` or `view.rotate`

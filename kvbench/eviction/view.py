@@ -169,9 +169,10 @@ class LayerView:
         return self.seen.new_full((b, heads), n) if self.whole else self.valid.sum(dim=-1)
 
     def last_queries(self, count: int) -> LayerView:
-        """Return a copy of this view that shows only the newest `count` queries."""
+        """Return a copy of this view that shows only the newest `count` queries, and no `sums`."""
         skip = max(0, self.queries.shape[2] - count)
-        return replace(self, queries=self.queries[:, :, skip:], query_positions=self.query_positions[:, skip:])
+        queries, positions = self.queries[:, :, skip:], self.query_positions[:, skip:]
+        return replace(self, queries=queries, query_positions=positions, sums=None)
 
     def recent(self, count: int) -> torch.Tensor:
         """Return the mask of entries, valid or not, among the newest `count` tokens, [b, Hk, N] bool."""

@@ -237,9 +237,14 @@ class KVBenchLM(TemplateLM):
         if self.args.truncate == "left" and output < self.max_length:
             ids = ids[-(self.max_length - output) :]
         if len(ids) + least > self.max_length:
+            cure = (
+                "Ask for fewer new tokens."
+                if self.args.truncate == "left"
+                else "truncate=left in model_args drops the prompt's first tokens, as lm-eval's 'hf' does."
+            )
             raise UserError(
                 f"a prompt and answer of {len(ids)} + {least} tokens exceed the model's context of {self.max_length}. "
-                "truncate=left in model_args drops the prompt's first tokens, as lm-eval's 'hf' does."
+                f"{cure}"
             )
         return tuple(ids)
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvbench.errors import counted
 from kvbench.report.rows import KEY, RUN, Rows
 from kvbench.store import again
 
@@ -68,13 +69,9 @@ def _lines(left: Rows, kept: Rows, paths: Mapping[str, Path]) -> list[str]:
         names = runs.names[loser], runs.names[winner]
         command = again.line(["kvbench", "compare", *(str(paths[name]) for name in names)])
         lines.append(
-            f"{_counted(count)} of {names[0]} left out: {names[1]} has the same rows, which are used instead "
+            f"{counted(count, 'row')} of {names[0]} left out: {names[1]} has the same rows, which are used instead "
             f"({scores}). To compare the two runs: {command}"
         )
     if more := sum(len(part) for _, part in pairs[MOST:]):
-        lines.append(f"{_counted(more)} of further runs left out, because other runs have the same row keys.")
+        lines.append(f"{counted(more, 'row')} of further runs left out, because other runs have the same row keys.")
     return lines
-
-
-def _counted(count: int) -> str:
-    return "1 row" if count == 1 else f"{count} rows"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from kvbench.errors import counted
 from kvbench.report.cells import Against
 from kvbench.report.stats import ALPHA, Paired, fewest_clusters
 
@@ -87,10 +88,9 @@ def _too_few(pairs: Sequence[Paired]) -> list[str]:
     few = [one.clusters for one in pairs if one.test == "none"]
     if not few:
         return []
-    count = "1 question" if max(few) == 1 else f"{max(few)} questions"
     return [
-        f"{_comparisons(len(few))} no verdict: {count} (questions of one source count once) are fewer than the "
-        f"{fewest_clusters(ALPHA)} with which an exact test can reach {ALPHA:.0%}."
+        f"{_comparisons(len(few))} no verdict: {counted(max(few), 'question')} (questions of one source count once) "
+        f"are fewer than the {fewest_clusters(ALPHA)} with which an exact test can reach {ALPHA:.0%}."
     ]
 
 

@@ -256,7 +256,8 @@ def _notes(cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]])
             f"Score above partial ({', '.join(above)}): score rates the final answer and partial the steps towards it, "
             "so an answer may be right although its steps are not."
         )
-    notes += idle_note(f"{c.method} at {_budget(c)}" for c in cells if c.evicts and math.isnan(c.entries_after_evict))
+    idle = (c for c in cells if c.evicts and c.samples + c.unscored and math.isnan(c.entries_after_evict))
+    notes += idle_note(f"{c.method} at {_budget(c)}" for c in idle)
     notes += _load(cells)
     if any(cell.marked for cell in cells):
         notes.append(UNBOUNDED)

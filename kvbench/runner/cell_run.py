@@ -18,6 +18,7 @@ from kvbench.engine import memory
 from kvbench.engine.loop import Engine, Snapshot
 from kvbench.engine.memory import OutOfMemory
 from kvbench.engine.model.load import LoadedModel
+from kvbench.errors import counted
 from kvbench.records import Generation
 from kvbench.runner.cell import CellPlan, dtype_name
 from kvbench.runner.inputs import Notice
@@ -163,7 +164,8 @@ class CellRun:
         dtype = dtype_name(self.loaded.dtype)
         self.say(
             f"{self.cell_plan.cell.label}: logits were NaN or infinite in {NOT_NUMBERS} successive rows; "
-            f"the cell ends here ({len(self.missing)} rows not run). "
-            f"Try another number type than {dtype}: --dtype {OTHER_DTYPE.get(dtype, 'float32')}."
+            f"the cell ends here ({counted(len(self.missing), 'row')} not run). "
+            f"Try another number type than {dtype}: --dtype {OTHER_DTYPE.get(dtype, 'float32')}. If that does not "
+            "help, the model's weights may be damaged."
         )
         return True

@@ -26,7 +26,7 @@ from kvbench.runner.work import Work
 from kvbench.runner.workers.executor import Order
 from kvbench.runner.workers.placement import HERE, Placement
 from kvbench.sources import hub
-from kvbench.store import RunFolder
+from kvbench.store import RunFolder, has_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,8 @@ def execute(
     progress.prepare("reading the model's configuration and the prompts")
     began = same_run.began(out, name, config, resume=resume)
     shard = agreed(name, began, shard, resume=resume)
-    whole = RunPlan.make(config, began, name, dry_run=dry_run, say=say)
+    before = began if has_rows(out / name) else {}  # a run without rows begins anew
+    whole = RunPlan.make(config, before, name, dry_run=dry_run, say=say)
     plan = whole if shard is None else shard.divide(whole)
     if dry_run:
         return RunResult(run_dir=None, done=0, planned=plan.rows, plans=plan.cells)

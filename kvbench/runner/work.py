@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from kvbench.console.figures import Figures
 from kvbench.console.progress import Progress
+from kvbench.errors import counted
 from kvbench.runner.cell import check_weights
 from kvbench.runner.inputs import Notice
 from kvbench.runner.jobs import jobs_of
@@ -38,7 +39,9 @@ class Work:
 
     def state(self) -> str:
         """Return the end of a message: how many rows are saved, and the command that continues the run."""
-        return f"{self.done} of {self.plan.rows} rows saved; continue with {resume_command(self.folder.path)}"
+        return (
+            f"{self.done} of {counted(self.plan.rows, 'row')} saved; continue with {resume_command(self.folder.path)}"
+        )
 
     def do(self, placement: Placement, order: Order, done: Collection[str]) -> None:
         """Generate the rows that are not `done`, and save them. Raises KVBenchError."""
@@ -56,6 +59,7 @@ class Work:
                 progress=self.progress,
                 say=self.say,
                 labels=[cell.cell.label for cell in self.plan.cells],
+                state=self.state,
             )
             self.progress.begin(self.plan.rows, self.done)
             crew.run(jobs_of(self.plan.cells, done, whole=False))

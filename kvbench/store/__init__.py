@@ -5,7 +5,7 @@ this package is cheap: pyarrow and pandas are imported only when a table is made
 """
 
 from kvbench.store.again import resume_command
-from kvbench.store.folder import RunFolder, check_out, check_same, check_writable, existing, list_runs
+from kvbench.store.folder import RunFolder, check_out, check_same, check_writable, existing, has_rows, list_runs
 from kvbench.store.identity import row_key
 from kvbench.store.journal import Journal
 from kvbench.store.names import check_run_name
@@ -23,6 +23,7 @@ __all__ = [
     "check_same",
     "check_writable",
     "existing",
+    "has_rows",
     "list_runs",
     "read_columns",
     "read_rows",

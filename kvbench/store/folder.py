@@ -18,7 +18,7 @@ from kvbench.store.files import is_leftover, probe, reason, remedy, remove_lefto
 from kvbench.store.journal import Journal
 from kvbench.store.lock import RunLock
 from kvbench.store.names import check_run_name
-from kvbench.store.recovery import JournalContent, read_journal
+from kvbench.store.recovery import JournalContent, read_journal, segments_on_disk
 
 LOCK = "lock"
 
@@ -52,6 +52,9 @@ class RunFolder:
     ) -> RunFolder:
         """Make a new run, or continue the run of that name if its configuration equals `config`.
 
+        A run without rows begins anew: its record is replaced. So a run that could not load its model goes on after the
+        model was repaired.
+
         environment: the record of versions, devices and inputs, in JSON types. planned: how many rows the run will
         have. take_over: take the lock also if this host cannot tell whether the lock's owner still runs.
         allow_version_change: continue the run although versions in `manifest.VERSIONS` have changed. Raises UserError,
@@ -70,14 +73,16 @@ class RunFolder:
         notices = lock.acquire(take_over=take_over)
         try:
             remove_leftovers(path)
-            if os.path.lexists(path / manifest.NAME):
-                info = manifest.read(path)
+            info = manifest.read(path) if os.path.lexists(path / manifest.NAME) else None
+            if info is not None:
                 _check_config(path, manifest.compare(info, config))
-                notices += check_versions(name, info, environment, allowed=allow_version_change)
                 tables.check_journal_complete(path)
-            else:
-                info = manifest.build(name, config, environment, command, planned)
-                manifest.write(path, info)
+                if has_rows(path):
+                    notices += check_versions(name, info, environment, allowed=allow_version_change)
+                    return cls(path, lock, notices, info)
+                command, planned = command or info["command"], info["planned"] if planned is None else planned
+            info = manifest.build(name, config, environment, command, planned)
+            manifest.write(path, info)
             return cls(path, lock, notices, info)
         except BaseException:
             lock.release()
@@ -209,6 +214,11 @@ def existing(out: str | Path, name: str) -> Path:
         known = f"Runs there: {', '.join(map(bare, names))}." if names else "There are no runs there."
         raise UserError(f"no run {quote(name)} in {bare(out)}. {known}")
     return path
+
+
+def has_rows(path: Path) -> bool:
+    """Return whether a run's journal holds a record. path: the run's folder."""
+    return bool(segments_on_disk(path))
 
 
 def list_runs(out: str | Path) -> list[str]:

@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvbench.errors import SetupError, UserError, bare, quote
+from kvbench.errors import SetupError, UserError, bare, counted, quote
 from kvbench.store import manifest, parquet, tables
 from kvbench.store.again import repair_command
 from kvbench.store.files import cure, open_plain, reason
@@ -67,7 +67,8 @@ class Snapshot:
     @property
     def progress(self) -> str:
         """The progress as text: "412 of 960 rows", or "412 rows" if the planned number is unknown."""
-        return f"{self.saved} rows" if self.planned is None else f"{self.saved} of {self.planned} rows"
+        saved = "" if self.planned is None else f"{self.saved} of "
+        return saved + counted(self.saved if self.planned is None else self.planned, "row")
 
 
 def read_run(run_dir: str | Path, columns: Collection[str] = NAMES) -> Snapshot:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvbench import tiny
+from kvbench.cli.app import main
 
 RUN = "run --method knorm --budget 32 --interval 8 --max-new-tokens 8 --samples 1 --limit 2 -q"
 RAW = "--no-chat-template"
@@ -163,7 +164,7 @@ def test_a_sample_is_told_and_recorded(session: dict, folder: Path) -> None:
 
 def test_a_prompt_that_is_too_long_is_a_row_without_a_score(session: dict) -> None:  # B069
     assert session["B069"].code == 4
-    assert "error: 1 of 1 rows have no score (1 prompt_too_long)" in session["B069"].err
+    assert "error: 1 of 1 row has no score (1 prompt_too_long)" in session["B069"].err
 
 
 def test_the_settings_may_stand_in_a_file_and_in_the_environment(calls: Callable, folder: Path, tmp_path: Path) -> None:
@@ -181,3 +182,13 @@ def test_the_settings_may_stand_in_a_file_and_in_the_environment(calls: Callable
     assert (by_file.code, by_variable.code, wrong.code) == (0, 0, 2), by_file.err + by_variable.err
     assert "environment variable KVBENCH_ALLOW_DATA_MISMATCH: 'perhaps' is not" in wrong.err
     assert "not known and has no effect" not in by_variable.err
+
+
+@pytest.mark.parametrize(("task", "code"), [("walk", 2), ("walk,file", 0), ("file/q", 0)])
+def test_a_task_file_is_not_ignored(task: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "q.jsonl"
+    file.write_text(json.dumps({"id": "1", "question": "1+1?", "answer": 2}) + "\n")
+    line = f"run --method full --limit 1 --max-new-tokens 8 --dry-run --task {task} --task-file {file}"
+    assert main(line.split()) == code
+    told = "holds task 'file/q', but the run has only the tasks walk. Add file/q to --task"
+    assert (told in capsys.readouterr().err) == (code == 2)

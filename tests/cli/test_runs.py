@@ -83,7 +83,7 @@ def test_the_record_holds_what_a_flag_overrode(session: dict, folder: Path) -> N
 
 def test_the_same_command_again_runs_nothing(session: dict, folder: Path) -> None:
     assert session["again"].out == session["first"].out
-    said = "note: nothing was run: all 4 rows of 'results/r1' were there already.\n"
+    said = "note: nothing was run for 'results/r1': all 4 rows were there already.\n"
     assert said in session["again"].err
     assert said not in session["first"].err + session["resumed"].err  # the one ran, the other is quiet
     assert (session["resumed"].code, session["resumed"].out) == (0, "")

@@ -21,7 +21,7 @@ from kvbench.runner.bench.attention import AttentionTime, attention_times, faste
 
 @pytest.mark.parametrize(
     ("architecture", "method"),
-    [("qwen3", "tova"), ("qwen3", "ada-kv while decoding"), ("gemma2", "full"), ("gpt-oss", "full")],
+    [("qwen3", "tova"), ("qwen3", "h2o"), ("qwen3", "ada-kv while decoding"), ("gemma2", "full"), ("gpt-oss", "full")],
 )
 def test_the_calls_are_those_of_the_next_step(architecture, method):
     """Their bytes are those of the entries held, and the engine generates the same tokens with and without timing."""

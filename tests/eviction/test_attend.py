@@ -136,3 +136,18 @@ def test_a_sequence_alone_gives_the_same_bits():
         for i in range(8):
             alone = window_attention(*(a[i : i + 1] for a in arguments), scaling=0.5, **choice)
             assert torch.equal(alone[0], together[i])
+
+
+@pytest.mark.parametrize("reduce_g", ["mean", "sum", "max", None])
+@pytest.mark.parametrize("floats", [attend.SCRATCH_FLOATS, 1], ids=["at once", "query by query"])
+def test_sums_over_the_newest_queries(reduce_g, floats, monkeypatch):
+    """Each equals the sum over these queries alone; more than there are means all."""
+    monkeypatch.setattr(attend, "SCRATCH_FLOATS", floats)
+    queries, keys, qpos, kpos, valid = inputs(w=5)
+    more = {"scaling": 0.5, "reduce_g": reduce_g, "reduce_q": "sum"}
+    sums = window_attention(queries, keys, qpos, kpos, valid, newest=(1, 3, 9), **more)
+    for at, count in enumerate((1, 3, 5)):
+        some = window_attention(queries[:, :, -count:], keys, qpos[:, -count:], kpos, valid, **more)
+        torch.testing.assert_close(sums[..., at, :], some)
+    with pytest.raises(ValueError, match="reduce_q"):
+        window_attention(queries, keys, qpos, kpos, valid, newest=(1,), scaling=0.5)

@@ -134,7 +134,7 @@ def test_scores_under_way_are_left_and_their_processes_end(zygote: Zygote, folde
         assert time.monotonic() < deadline
         time.sleep(0.05)
     case.signal(TERM)
-    assert ended(case, TERM).startswith("interrupted: 1 of 1 rows saved; continue with kvbench run --resume scoring")
+    assert ended(case, TERM).startswith("interrupted: 1 of 1 row saved; continue with kvbench run --resume scoring")
     assert is_gone(int(marker.read_text()))
     rows = read_rows(folder / "results" / "scoring")
     assert (rows.status.tolist(), rows.note.tolist()) == (["unscored"], ["interrupted before it was scored"])

@@ -65,7 +65,9 @@ def run(folder: Path, executor: Scripted, jobs: Sequence[Job] = JOBS) -> list[st
     said: list[str] = []
     labels = ["walk gkv @48", "walk h2o @48"]
     try:
-        Coordinator(executor, folder, progress=Progress(quiet=True), say=said.append, labels=labels).run(jobs)
+        Coordinator(
+            executor, folder, progress=Progress(quiet=True), say=said.append, labels=labels, state=lambda: "go on so"
+        ).run(jobs)
     finally:
         assert executor.stopped
     return said
@@ -84,12 +86,14 @@ def test_a_lost_worker_s_job_goes_to_the_next_without_its_saved_rows(tmp_path: P
     said = run(tmp_path, executor)
     assert executor.sent == [("1", [JOBS[0]]), ("2", [Job(0, ("ab",))]), ("2", [JOBS[1]])]
     assert executor.started == ["1", "2", "1"]
-    assert said == ["worker 1 was lost (killed\\x1b by SIGKILL); 1 rows run again."]
+    assert said == ["worker 1 was lost (killed\\x1b by SIGKILL); 1 row runs again."]
 
 
 def test_rows_that_lose_every_worker_end_the_run(tmp_path: Path) -> None:
     executor = Scripted(1, *[Ready("1"), Lost("1", "killed by SIGSEGV")] * TRIES)
-    with pytest.raises(SetupError, match=r"3 workers were lost at the same rows of walk gkv @48 .*SIGSEGV"):
+    with pytest.raises(
+        SetupError, match=r"3 workers were lost at the same rows of walk gkv @48 .*SIGSEGV.*: go on so\."
+    ):
         run(tmp_path, executor)
 
 
@@ -190,7 +194,7 @@ def test_rows_that_never_appear_are_one_line(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(reported, "PATIENCE", 0.0)
     with Journal(tmp_path) as journal:
         journal.append(row_of("ba"))  # of an earlier run: it must not be taken for a reported row
-    with pytest.raises(SetupError, match=r"lacks 1 rows that workers have saved.*Wait, then continue with kvbench run"):
+    with pytest.raises(SetupError, match=r"lacks 1 row that workers have saved.*Wait, then continue with kvbench run"):
         run(tmp_path, Scripted(1, Ready("1"), Done("1", 1), Done("1", 0)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from kvbench.cli.app import main
 from kvbench.errors import SetupError
 from kvbench.scoring.judge.local import LocalJudge
 from kvbench.sources.model_weights import difference
+from kvbench.store import manifest, read_run
 
 NAME = "model.layers.1.mlp.down_proj.weight"
 
@@ -67,3 +69,31 @@ def test_buffers_and_what_quantisers_add_may_be_missing() -> None:
     assert difference(layer, report) == ""
     report["missing_keys"].add("bias")
     assert difference(layer, report) == "the files lack tensors that config.json asks for: bias"
+
+
+@pytest.mark.parametrize("again", ["--run-name r", "--resume r"])
+def test_the_run_goes_on_after_a_repair(again: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing was measured with the incomplete weights, so the run begins anew with the others."""
+    folder = model_folder(tmp_path / "model")
+    whole = (folder / "model.safetensors").read_bytes()
+    change_weights(folder, lambda tensors: tensors.pop(NAME))
+    run = f"run --method full --task walk --limit 1 --quiet --out {tmp_path} --model {folder} --run-name r".split()
+    assert main(run) == 3
+    (folder / "model.safetensors").write_bytes(whole)
+    asked = f"run --quiet --out {tmp_path} --resume r".split() if again.startswith("--resume") else run
+    assert main(asked) == 0, capsys.readouterr().err
+    rows = read_run(tmp_path / "r").rows
+    assert set(rows["status"]) == {"ok"}
+    listed = manifest.read(tmp_path / "r")
+    digests = [entry["hash"] for entry in listed["environment"]["model_files"] if entry["name"] == "model.safetensors"]
+    assert digests == [hashlib.sha256(whole).hexdigest()]
+    assert listed["planned"] == len(rows)
+
+
+def test_with_a_row_another_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = model_folder(tmp_path / "model")
+    run = f"run --method full --task walk --limit 1 --quiet --out {tmp_path} --model {folder} --run-name r".split()
+    assert main(run) == 0
+    change_weights(folder, lambda tensors: tensors[NAME].add_(1))
+    assert main(run) == 2
+    assert "changed since run 'r' began" in capsys.readouterr().err

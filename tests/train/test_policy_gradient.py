@@ -5,12 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kvbench.eviction.terms import foresight
 from kvbench.eviction.terms.foresight import drop_scores
 from kvbench.eviction.terms.objectives import chosen_log_probs, policy_loss
 from kvbench.train.foresight_states import Choice
 from kvbench.train.policy_gradient import PolicyGradient
 
 LAYERS, HEADS, INPUTS, HIDDEN, GROUP = 3, 2, 5, 4, 3
+
+
+@pytest.fixture(autouse=True, params=[foresight.BLOCK_FLOATS, 1], ids=["at once", "row by row"])
+def block(request, monkeypatch):
+    """How much of the batch the network computes at a time on a CPU; long sequences do not fit into one block."""
+    monkeypatch.setattr(foresight, "BLOCK_FLOATS", request.param)
 
 
 def scorers():

@@ -39,6 +39,7 @@ def scrambled(view: LayerView, seed: int, junk: float | None) -> LayerView:
         valid=mixed(view.valid, False),
         whole=view.whole and not extra,
         columns={name: mixed(column, value) for name, column in view.columns.items()},
+        sums=None if view.sums is None else mixed(view.sums.transpose(2, 3), 0.0).transpose(2, 3),
     )
 
 

@@ -17,7 +17,7 @@ from kvbench.config.layers import gather
 from kvbench.config.parsers import parse
 from kvbench.config.settings import PARSERS
 from kvbench.console import terminal
-from kvbench.errors import UserError, quote
+from kvbench.errors import UserError, counted, quote
 from kvbench.replay.work import Readings
 from kvbench.sources import hub
 from kvbench.taskkit.names import is_gated
@@ -70,7 +70,8 @@ def record(
 
     path = decisions.write(folder, rows)
     answers = len({row.row_key for row in rows})
-    terminal.note(f"decisions on {answers} answers are in {path}; 'kvbench report {folder} --html FILE' shows them.")
+    recorded = f"decisions on {counted(answers, 'answer')} are in {path}"
+    terminal.note(f"{recorded}; 'kvbench report {folder} --html FILE' shows them.")
 
 
 def _record(
@@ -83,6 +84,8 @@ def _record(
     check(config)
     inputs = read_inputs(dataclasses.replace(config, judge="none", unsafe_run_code=True), terminal.warning)
     check_same(config, folder, inputs)
+    if sample is not None and all(sample != p.doc_id for work in inputs.works.values() for p in work.prompts):
+        raise _nothing(folder, sample, "the run has no question of this id.")
     loaded = load(
         inputs.where,
         revision=config.revision,
@@ -103,9 +106,12 @@ def _record(
             found += recorder.record(work, rows)
             progress.end()
     if sample is not None and not found:
-        raise UserError(
-            f"--sample {quote(sample)}: there is nothing to record. Either the run has no question of this id, or no "
-            "method evicted entries on it, or a line above says why it is left out. "
-            f"'kvbench show {shlex.quote(str(folder))} --ids' lists the questions."
+        raise _nothing(
+            folder, sample, "no method evicted entries on this question, or a line above says why it is left out."
         )
     return found
+
+
+def _nothing(folder: Path, sample: str, why: str) -> UserError:
+    list_ids = f"kvbench show {shlex.quote(str(folder))} --ids"
+    return UserError(f"--sample {quote(sample)}: there is nothing to record: {why} '{list_ids}' lists the questions.")

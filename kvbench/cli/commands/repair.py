@@ -8,6 +8,7 @@ from typing import Annotated
 from kvbench.cli.commands.show import one_run
 from kvbench.cli.options import Out, Run, plain
 from kvbench.console import terminal
+from kvbench.errors import counted
 from kvbench.store import repair as rebuild
 
 EPILOG = """Example:
@@ -25,4 +26,4 @@ def repair(
     """Rebuild the tables of a run from its journal, after damage to rows.parquet or texts.parquet."""
     folder = one_run(run, Path(out))
     seal = rebuild(folder, take_over=take_over, say=terminal.warning)
-    terminal.note(f"{folder}: {seal['rows']} rows, rebuilt from the journal.")
+    terminal.note(f"{folder}: {counted(seal['rows'], 'row')}, rebuilt from the journal.")

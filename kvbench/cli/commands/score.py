@@ -18,7 +18,7 @@ from kvbench.config.layers import gather
 from kvbench.config.settings import OPERATIONAL
 from kvbench.console import signals, terminal
 from kvbench.console.progress import Progress
-from kvbench.errors import IncompleteError
+from kvbench.errors import IncompleteError, counted
 from kvbench.sources import hub
 from kvbench.store import check_run_name, manifest
 from kvbench.store.again import line, used, words
@@ -93,7 +93,7 @@ def _tell(result: Rescored, folder: Path, config: RunConfig, *, json: bool) -> N
         terminal.data({"run": str(folder), **counts})
     else:
         kept = f" {result.kept} keep their scores, since no judge was asked." if result.kept else ""
-        terminal.note(f"{result.scored} answers scored.{kept}")
+        terminal.note(f"{counted(result.scored, 'answer')} scored.{kept}")
     if result.failed or result.waiting:
         missing = dict(result.failed) | ({"without a judge": result.waiting} if result.waiting else {})
         listed = ", ".join(f"{count} {status}" for status, count in missing.items())

@@ -82,12 +82,14 @@ def capacity(method: Method, budget: float | None, interval: int, lengths: Lengt
 def sums_attention(method: Method, layout: Layout = "auto", backend: Backend = "triton") -> bool:
     """Return whether decode steps sum the attention that each entry receives, in place of storing queries.
 
-    They do so in the dense layout, if the method needs no more than these sums (`Needs.sums`). The backend "varlen"
-    returns no attention weights. layout: see `make_cache`.
+    They do so in the dense layout, if the method evicts while decoding and needs no more than these sums
+    (`Needs.sums`). The backend "varlen" returns no attention weights. layout: see `make_cache`.
     """
+    if not method.evicts or method.during("decode").trigger(1).growth is None:
+        return False
     needs = method.during("decode").needs()
     dense = layout == "dense" or (layout == "auto" and method.uniform)
-    return dense and backend != "varlen" and method.evicts and needs.queries == "since_last" and needs.sums
+    return dense and backend != "varlen" and needs.queries == "since_last" and needs.sums
 
 
 def stored_queries(method: Method, interval: int, longest: int, sums: bool = False) -> tuple[int, int]:

@@ -51,7 +51,7 @@ class Shape:
 
 class Store:
     """One layer of a cache, in all slots. This base class holds all but the entries: each slot's newest queries and
-    hidden states, and the method's states.
+    hidden states, the method's states and, if decode steps sum attention, the sums.
 
     queries: [S, Hq, width, D]; hidden: [S, 1, width, hidden size]; their widths may differ. The query and the hidden
     state of position p lie at p % width. states: each [S, ...]. sums: [S, Hk, g, places], see `stack.Stack`.
@@ -193,7 +193,7 @@ class SlotCache(ABC):
     def saved_states(self) -> list[torch.Tensor]:
         """Return a copy, in the host's memory, of what a step adds to or continues: states of recurrent layers, and
         attention sums."""
-        return [state.cpu().clone() for state in self._continued()]
+        return [torch.clone(state) if state.device.type == "cpu" else state.cpu() for state in self._continued()]
 
     def restore_states(self, saved: Sequence[torch.Tensor]) -> None:
         """Undo all changes of these tensors since `saved_states` returned `saved`."""
@@ -265,7 +265,8 @@ class SlotCache(ABC):
 
     @cached_property
     def stored_bytes(self) -> int:
-        """Bytes of one slot's stored queries and hidden states, and of its states, both the method's and the model's.
+        """Bytes of one slot's stored queries, hidden states and attention sums, and of its states, both the method's
+        and the model's.
 
         The number does not depend on the slot's tokens.
         """

@@ -109,7 +109,7 @@ def drop_scores(weights: Mapping[str, torch.Tensor], layer: int | torch.Tensor, 
     phi = []
     for first in range(0, b, together):
         some = slice(first, first + together)
-        own = of_layer if isinstance(layer, int) else [w[some] for w in of_layer]
+        own = [w[some] for w in of_layer] if of_layer[-1].dim() == 2 else of_layer
         phi.append(_network(own, [x[some] for x in inputs]))
     return torch.cat(phi)
 

@@ -60,6 +60,8 @@ def window_attention(
         newest: for each number n, return the sum over the newest n queries, in an axis before N. `reduce_q` must be
             "sum".
     """
+    if newest and reduce_q != "sum":
+        raise ValueError(f'sums over the newest queries need reduce_q="sum"; got {reduce_q!r}')
     b, hq, w, _ = queries.shape
     entries = keys.shape[2]
     if own_keys is not None and own_positions is not None:

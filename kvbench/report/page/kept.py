@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvbench.errors import counted
 from kvbench.report.page.text import shown
 from kvbench.report.scores import ScoreReport
 from kvbench.store import decisions, read_texts
@@ -99,10 +100,11 @@ def _note(found: int, left_out: int, runs: list[Path]) -> str:
     if found:
         also = f" {left_out} more are left out, to keep the page small." if left_out else ""
         return (
-            f"Recorded for {found} answers: the model read each stored answer again with its own method and budget, "
+            f"Recorded for {counted(found, 'answer')}: the model read each stored answer again with its own method and "
+            "budget, "
             f"and evicted at the same tokens as in the run.{also}"
         )
     if left_out:
-        return f"{left_out} answers have recorded decisions, all too long for a page."
+        return f"Decisions are recorded for {counted(left_out, 'answer')}, but all are too long for a page."
     name = shown(str(runs[0])) if runs else "RUN"
     return f"No decisions are recorded. 'kvbench record {name}' records them for the first question of every task."

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from kvbench.errors import counted
 from kvbench.report.plots import style
 from kvbench.report.plots.captions import panels
 from kvbench.report.plots.curves import axis, curves
@@ -94,15 +95,11 @@ def _caption(
     if rules:
         yield RULE.format(methods=", ".join(distinct(rules, "method")))
     if missing:
-        yield f"Not shown: {_cells(missing)} {measure.about_missing}."
+        yield f"Not shown: {counted(missing, 'cell')} {measure.about_missing}."
     if other:
-        yield f"Not shown here: {_cells(other)} with budgets in another unit."
+        yield f"Not shown here: {counted(other, 'cell')} with budgets in another unit."
     if any(p["method"].endswith(" *") for p in at):
         yield MARKED
-
-
-def _cells(count: int) -> str:
-    return "1 cell" if count == 1 else f"{count} cells"
 
 
 def _spec(

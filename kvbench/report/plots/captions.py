@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from kvbench import errors
 from kvbench.report.plots.figure import Point, distinct
 
 MOST_NAMES = 8  # a caption names up to this many tasks; of more tasks it states only the number
@@ -31,7 +32,7 @@ def panels(points: Sequence[Point]) -> str:
 def counted(questions: Iterable[int]) -> str:
     """Return "n = 128 questions" or, if the numbers differ, "n = 96 to 128 questions"."""
     least, most = min(questions), max(questions)
-    return f"n = {least} questions" if least == most else f"n = {least} to {most} questions"
+    return f"n = {errors.counted(most, 'question')}" if least == most else f"n = {least} to {most} questions"
 
 
 def listed(names: Sequence[str]) -> str:

@@ -81,8 +81,11 @@ def record(engine: Engine) -> list[Call]:
     To record the calls, the function runs a step in which every result of attention is zero.
     """
     calls: list[Call] = []
+    scratch: dict[tuple[torch.Size, torch.device], torch.Tensor] = {}
 
     def note(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
+        if (sums := options["sums"]) is not None:  # replays must not add to the sums of the engine
+            options["sums"] = scratch.setdefault((sums.shape, sums.device), torch.zeros_like(sums))
         calls.append(Call(tensors, options))
         query, value = tensors[0], tensors[2]
         return query.new_zeros(*query.shape[:2], value.shape[-1])
@@ -99,6 +102,8 @@ def record(engine: Engine) -> list[Call]:
 
 def _time(backend: Backend, engine: Engine, calls: Sequence[Call], copying: float) -> AttentionTime:
     """Time one backend. copying: seconds that a copy of the bytes of these calls takes."""
+    if backend == "varlen":  # an engine with this backend sums no attention
+        calls = [Call(call.tensors, call.options | {"sums": None}) for call in calls]
     try:
         decode = decode_with(backend, engine.cache)
         seconds = _seconds(decode, calls, engine.loaded.device)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvbench.console.progress import Progress
-from kvbench.errors import KVBenchError, SetupError, bare
+from kvbench.errors import KVBenchError, SetupError, bare, counted
 from kvbench.runner.jobs import Job
 from kvbench.runner.workers.executor import Done, Event, Executor, Failed, Lost, Noticed, Ready, Shown
 from kvbench.runner.workers.reported import ReportedRows
@@ -25,7 +25,8 @@ class Coordinator:
     """Executes jobs on the workers of an executor.
 
     before: number of rows that were saved before this process began. say: receives warnings of one line. labels: names
-    of the run's cells, for messages.
+    of the run's cells, for messages. state: returns the end of a message about lost workers: how many rows are saved,
+    and how to continue.
     """
 
     def __init__(
@@ -37,10 +38,11 @@ class Coordinator:
         progress: Progress,
         say: Callable[[str], None],
         labels: Sequence[str] = (),
+        state: Callable[[], str] = lambda: "saved rows are kept",
     ) -> None:
         self.executor, self.progress, self.say = executor, progress, say
         self.lost = self.retried = 0  # number of lost workers; number of jobs that were handed out again
-        self._before, self._labels = before, labels
+        self._before, self._labels, self._state = before, labels, state
         self._waiting: list[Job] = []
         self._states = {str(number): WorkerState() for number in range(1, executor.size + 1)}
         self._tries: Counter[Job] = Counter()
@@ -155,22 +157,24 @@ class Coordinator:
         if self._fruitless > TRIES * len(self._states):
             raise SetupError(
                 f"{self._fruitless} workers were lost one after the other, and no row was saved in between "
-                f"(the last worker: {bare(why)})."
+                f"(the last worker: {bare(why)}): {self._state()}."
             )
         left = [job for old in state.jobs if (job := old.without(self._tail.statuses)).keys]
         self._waiting[:0] = left
         self.retried += len(left)
-        again = f"; {sum(len(job.keys) for job in left)} rows run again" if left else ""
+        rows = sum(len(job.keys) for job in left)
+        again = f"; {counted(rows, 'row')} {'runs' if rows == 1 else 'run'} again" if rows else ""
         self.say(f"worker {worker} was lost ({bare(why)}){again}.")
         if left:
             self._tries[left[0]] += 1
             if self._tries[left[0]] == TRIES:
                 raise SetupError(
-                    f"{TRIES} workers were lost at the same rows of {self._label(left[0])} (the last: {bare(why)})."
+                    f"{TRIES} workers were lost at the same rows of {self._label(left[0])} (the last: {bare(why)}): "
+                    f"{self._state()}."
                 )
         self._states[worker] = state.ended(0 if state.ready else state.starts)
         if all(s.given_up for s in self._states.values()):
-            raise SetupError(f"no worker starts (the last attempt: {bare(why)}).")
+            raise SetupError(f"no worker starts (the last attempt: {bare(why)}): {self._state()}.")
 
     def _start(self) -> None:
         """Start workers until there are as many as unfinished jobs, or no more can be started."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kvbench.errors import SetupError, quote
+from kvbench.errors import SetupError, counted, quote
 from kvbench.runner.jobs import Job
 from kvbench.store import resume_command
 from kvbench.store.tail import JournalTail
@@ -48,10 +48,12 @@ class ReportedRows:
                 return
             if time.monotonic() > deadline:
                 raise SetupError(
-                    f"{quote(self._run_dir)} lacks {rows} rows that workers have saved, even after {PATIENCE:.0f} s: "
+                    f"{quote(self._run_dir)} lacks {counted(rows, 'row')} that workers have saved, even after "
+                    f"{PATIENCE:.0f} s: "
                     f"the network disk shows them late. Wait, then continue with {resume_command(self._run_dir)}."
                 )
             if not told:
-                say(f"waiting up to {PATIENCE:.0f} s until the network disk shows {rows} rows that workers have saved.")
+                missing = counted(rows, "row")
+                say(f"waiting up to {PATIENCE:.0f} s until the network disk shows {missing} that workers have saved.")
                 told = True
             time.sleep(PAUSE)
