@@ -456,3 +456,10 @@ def test_a_method_that_is_not_installed_shows_the_options_that_vary(make_run: Ca
     assert one(one_kind, "mine").cells
     other = make_run("r2", rows("mine", 48, BAD, options={"a": 1, "b": 3}))
     assert [c.method for c in make_tables(load([one_kind, other]))[0].cells] == ["mine(b=2)", "mine(b=3)"]
+
+
+def test_a_cell_without_answers_has_no_note_on_idle_methods(make_run: Callable, rows: Callable) -> None:
+    idle = [row | {"entries_after_evict": None} for row in rows("gkv", 48, GOOD)]
+    none = [row | {"status": "nan_logits", "score": None, "score_partial": None} for row in idle]
+    notes = [" ".join(one(make_run(name, given)).notes) for name, given in (("idle", idle), ("none", none))]
+    assert ["These cells evicted nothing" in note for note in notes] == [True, False]
