@@ -44,7 +44,7 @@ class GKV(WindowVote):
     form: Literal["max", "mean", "sum", "local"] = option(
         "max",
         "score F from local score s and from F' at the previous eviction. max: the larger of alpha F' and s; "
-        "mean: alpha F' + (1 - alpha) s; sum: alpha F' + s; local: s",
+        "mean: alpha F' + (1 - alpha) s; sum: alpha F' + s; local: s. Without an F', F is s",
     )
     alpha: float = option(0.8, "factor of an entry's score at the previous eviction", above=0, high=1)
     lam: float = option(0.5, "weight of the global score; 1 - lam is the weight of redundancy", low=0, high=1)

@@ -3,8 +3,9 @@
     longproc_pseudo_to_code        programs of up to 0.5K tokens
     longproc_pseudo_to_code/2k     up to 2K tokens; there is no 8k
 
-An answer is right if its program passes the first ten tests of its problem (`kvbench.scoring.longproc.cpp`). The task
-needs g++; programs run in a sandbox only. Programs of one problem form one cluster.
+An answer is right if its program passes the tests of its problem, at most the first ten (see
+`kvbench.scoring.longproc.cpp`). The task needs g++, which runs outside the sandbox; the programs run inside. Programs
+of one problem form one cluster.
 """
 
 from __future__ import annotations

@@ -243,7 +243,8 @@ def _check_options(method: MethodChoice) -> None:
 def _check_typed(config: RunConfig, gathered: Gathered) -> None:
     """Raise UserError if a flag or an environment variable gives a value that differs from the run's.
 
-    Settings in `OPERATIONAL` and the new folder of a moved model may differ.
+    Settings in `OPERATIONAL` may differ, also the new folder of a moved model, and the paths of a task file and a chat
+    template, whose content was compared before.
     """
     for key in PARSERS:
         if key in (*OPERATIONAL, "interval") or (given := gathered.typed(key)) is None:

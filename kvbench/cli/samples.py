@@ -163,7 +163,7 @@ def _texts(texts: pd.DataFrame, key: str) -> dict[str, Any]:
 
 
 def _turns(text: str) -> list[str] | None:
-    """Parse a stored conversation into the answers of its turns; None if the text is not a list of texts."""
+    """Parse a stored conversation into the answers of its turns; None unless it is a list of one or more texts."""
     try:
         turns = parse(text)
     except ValueError:

@@ -81,7 +81,7 @@ def _print(plan: TrainingPlan, data: str | None) -> None:
     facts = {
         "data": data or (f"problems of {', '.join(entry.tasks)}" if entry.tasks else "its own texts"),
         "collect": f"{settings['samples']:,} {items}, and {entry.held_out} held out",
-        "steps": f"{settings['steps']:,} of {settings['batch']}, {share} per process",
+        "steps": f"{settings['steps']:,}, batch {settings['batch']} ({share} per process)",
         "settings": ", ".join(f"{name}={value}" for name, value in own.items()),
         "longest": f"{prompt}, answer {plan.answer:,} tokens",
         "device": _device(plan),

@@ -137,8 +137,8 @@ def _renamed(side: Side, mapping: Mapping[str, str], aside: Sequence[Key]) -> di
         known = replace(key, model=model, method=method)
         if known in found:
             raise UserError(
-                f"--map: {quote(side.name)} has several cells for {known.cell}. Map only one of them, a method with "
-                f"its options, as in {quote(key.method)}."
+                f"--map gives two cells of {quote(side.name)} the same name, {known.cell}. Map only one of them: name "
+                f"the method with its options, as in {quote(key.method)}."
             )
         found[known] = cell
     if unused:

@@ -172,8 +172,9 @@ def _missing(one: Judged, reason: str) -> Judged:
 
 
 def _with_measures(one: Judged, policy: Policy, new: Side) -> Judged:
-    """Return the judgement, changed by what the measures show: a number of entries rose, a figure is beyond the
-    policy's limit, or a figure with a limit is unknown in new."""
+    """Return the judgement after a look at the measures. It gets the exit code of a regression, with any verdict, if a
+    number of entries rose or a figure is beyond the policy's limit. The verdict becomes "missing" if a figure with a
+    limit is unknown in new, unless new's run is unfinished."""
     limited = [m for m in one.measures if m.name in policy.limits]
     unknown = [m.words for m in limited if m.lost]
     if unknown and not any(lost.is_begun(pair, new) for pair in one.pairs):

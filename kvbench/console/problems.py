@@ -38,7 +38,7 @@ class Problems:
             self.errors.append(error)
 
     def warn(self, text: str) -> None:
-        """Collect a warning; equal warnings are printed once."""
+        """Collect a warning. `stop` prints equal warnings once."""
         if text not in self.warnings:
             self.warnings.append(text)
 

@@ -9,8 +9,9 @@ the process ends within ten seconds.
 The first SIGINT, SIGTERM or SIGHUP raises `Signalled` in the main thread, between two operations of Python. Python runs
 signal handlers only in the main thread, which may be inside a matrix product for a minute. A second thread therefore
 watches for signals, too. This thread ends the process with the same line and exit code in two cases: a second signal
-comes, or the main thread has not ended the process within `PATIENCE` seconds. `at_end` registers the clean-up of
-resources that must not outlive the process, such as locks and child processes.
+comes (`TOGETHER` seconds after the first, or later), or the main thread has not ended the process within `PATIENCE`
+seconds. `at_end` registers the clean-up of resources that must not outlive the process, such as locks and child
+processes.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class PromptBytes:
     def _pass(self, tokens: int, rows: int, inside: int, uneven: bool = False, layer: int = 0) -> int:
         """Return the bytes that a pass over `tokens` tokens takes beside the cache; its last token sees `rows` entries.
 
-        inside: most bytes that a layer takes before or after its attention, when it grows, is observed or is evicted.
+        inside: most bytes that a layer takes to grow before its attention, or to be observed or evicted after it.
         uneven: whether heads hold different numbers of entries. layer: bytes of the entries that a layer holds from its
         attention until its eviction, if each layer is evicted before the next one is read.
         """

@@ -134,8 +134,8 @@ def rules_for(method: Method, loaded: LoadedModel, interval: int, geometry: Sequ
 
     Raises:
         UserError: The method needs trained weights, its options name no file, and the model's folder has none. Or the
-            method needs the model's RoPE, attention modules or matrices, but cannot use those of this model. It cannot
-            use a matrix that is quantised, or divided among devices.
+            method needs the model's RoPE, attention modules, matrices or tokenizer, but cannot use those of this model.
+            It cannot use a matrix that is quantised, or divided among devices.
         SetupError: Any other file of weights is missing, or weights are damaged or do not fit the model or the method's
             options.
     """

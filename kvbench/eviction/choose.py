@@ -66,7 +66,7 @@ def _made(name: str, options: Pairs, build: Callable[[str, Pairs], Method]) -> M
         return build(parts[0], options)
     for option, _ in options:
         if option.partition(".")[0] not in parts:
-            wanted = " or ".join(quote(f"{part}.{option}") for part in parts)
+            wanted = " or ".join(quote(f"{part}.{option}") for part in takers(name, option) or parts)
             raise UserError(f"option {quote(option)} of {quote(name)} names neither method; give {wanted}.")
     own = ([(n.removeprefix(f"{part}."), v) for n, v in options if n.startswith(f"{part}.")] for part in parts)
     return Combined((parts[0], parts[1]), *map(build, parts, own))

@@ -118,7 +118,9 @@ class LayerView:
         """
         if self.sums is not None:
             if newest or among is not None or (domain, order, reduce_q) != ("all", "softmax_then_group", "sum"):
-                raise ValueError('with Needs(sums=True), `observe` may call `attend` only with reduce_q="sum"')
+                raise ValueError(
+                    'with Needs(sums=True), `observe` may call `attend` only with reduce_q="sum" and reduce_g'
+                )
             return reduced_group(self.sums, reduce_g)
         visible = self.mask
         if among is not None:

@@ -69,10 +69,11 @@ class BatchImages:
         return torch.stack([self.rows[row].modality for row in rows])[:, None]
 
     def positions(self, index: torch.Tensor, seen: int) -> torch.Tensor:
-        """Return the rotary positions of t new tokens per sequence: `axes` for prompts, if there are axes, else [b, t].
+        """Return the rotary positions of t new tokens per sequence.
 
-        seen: number of tokens before the new ones, pads included; 0: the new tokens are the prompts. index: [b, t], the
-        new tokens' indices in the text, without pads.
+        Without `axes`, these are `index`. With `axes`, they are `axes` for the prompts, and `index` + `deltas` for
+        later tokens. index: [b, t], the new tokens' indices in the text, without pads. seen: number of tokens before
+        the new ones, pads included; 0: the new tokens are the prompts.
         """
         if self.axes is None:
             return index

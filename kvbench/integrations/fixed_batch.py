@@ -33,4 +33,4 @@ class FixedBatch(Cache):
         raise UserError("EvictionCache does not select sequences of its batch; make a new cache for the selected ones.")
 
     def __deepcopy__(self, memo: Any) -> FixedBatch:
-        raise UserError("EvictionCache cannot be copied; make a new cache and read the prompt again.")
+        raise UserError("EvictionCache cannot be deep-copied; make a new cache and read the prompt again.")

@@ -66,7 +66,7 @@ def layers_of(loaded: Loaded) -> dict[str, list[Layer] | None]:
 
 def by_window(model: Sequence[Layer], longest: float) -> tuple[list[Layer], list[Layer]]:
     """Return two lists: the layers with a sliding window, and all other layers. longest: the most tokens that any
-    sequence may have.
+    sequence may have; NaN: unknown, and all layers count among the others.
 
     A layer whose window holds `longest` tokens or more counts among the other layers, as in the engine.
     """

@@ -18,7 +18,7 @@ _CONVERT = "kvbench loads safetensors only; convert it, for example with 'save_p
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files with the model's weights, without files that hold a method's weights."""
+    """Return the folder's safetensors files, unchecked, without files that hold a method's weights."""
     return [path for path in sorted(folder.glob("*.safetensors")) if not model_files.is_of_a_method(path)]
 
 

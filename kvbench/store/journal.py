@@ -92,7 +92,7 @@ class Journal:
         of the record's row.
         """
         if self.failed or os.getpid() != self._pid:
-            raise RuntimeError("this journal has failed, or belongs to another process")
+            raise RuntimeError("this journal has failed or was closed, or belongs to another process")
         self._write(record)
         self._waiting.append(key)
         return self.poll()

@@ -151,7 +151,7 @@ def _refuse(name: str, raw: Mapping[str, Any]) -> None:
     if raw.get("unsafe_code"):
         raise UserError(f"{task} runs model-written programs without a sandbox. Use 'livecodebench' for code.")
     if raw.get("doc_to_image") or raw.get("doc_to_audio"):
-        raise UserError(f"{task} asks about images or sound; kvbench reads text only. Name another task.")
+        raise UserError(f"{task} asks about images or sound; kvbench reads only texts of lm-eval. Name another task.")
 
 
 def generation(asked: Mapping[str, Any], task: str = "the request") -> GenSpec:

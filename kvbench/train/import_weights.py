@@ -112,7 +112,8 @@ def read(source: Path, module: str) -> Checkpoint:
 
 
 def _layers(source: Path, module: str, tensors: Mapping[tuple[int, str], torch.Tensor]) -> Layers:
-    """Group the tensors by layer, in float32. Raises SetupError for a missing layer or a tensor of a wrong shape."""
+    """Group the tensors by layer, in float32. Raises SetupError for a missing layer, or a tensor with a wrong number of
+    dimensions."""
     layers: dict[int, dict[str, torch.Tensor]] = {}
     for (at, name), tensor in tensors.items():
         if tensor.layout != torch.strided or published_checkpoints.dimensions(module, name) not in (None, tensor.dim()):

@@ -212,7 +212,10 @@ def _divide(entry: Entry, questions: Iterable[Question], samples: int) -> tuple[
         if len(taken) == samples and len(held_out) == entry.held_out:
             break
     if seen and not held_out:
-        raise UserError("this recipe needs right answers; no row of --data has one in a column 'answer' or 'solution'.")
+        raise UserError(
+            "this recipe needs right answers; no row of --data has one in a column 'answer', or in a \\boxed{} of a "
+            "column 'solution'."
+        )
     if not taken or len(held_out) < entry.held_out:
         raise UserError(
             f"--data has {len(held_out) + len(taken)} questions or texts that fit the model and this recipe; more than "

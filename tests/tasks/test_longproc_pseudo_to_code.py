@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -91,6 +95,25 @@ def test_what_a_program_may_do(monkeypatch: pytest.MonkeyPatch):
     assert cpp.grade("", [(["read"], ["3"])], choose()) == cpp.Verdict("wrong_answer", 0)
     assert cpp.grade("", [*refused[:1], (["loop"], ["x"])], choose()) == cpp.Verdict("time_limit", 1)
     assert cpp.grade("", [(["much"], ["x"])], choose()).verdict == "output_limit"
+
+
+@compiles
+def test_no_process_of_the_compiler_outlives_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Including a pipe that nobody writes to blocks a process that g++ has started."""
+    os.mkfifo(pipe := tmp_path / "pipe")
+    monkeypatch.setattr(cpp, "COMPILE_SECONDS", 2.0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert cpp.compiled(f'#include "{pipe}"\nint main() {{}}') is None
+    assert any(not _work_in(tmp_path) or time.sleep(0.1) for _ in range(100))
+
+
+def _work_in(folder: Path) -> list[str]:
+    """The processes whose working folder lies in this one."""
+    found = []
+    for process in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            found += [process] if os.readlink(f"/proc/{process}/cwd").startswith(str(folder)) else []
+    return found
 
 
 def test_no_compiler_is_a_line(monkeypatch: pytest.MonkeyPatch):

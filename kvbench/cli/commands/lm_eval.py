@@ -39,7 +39,7 @@ def lm_eval(
         bool, plain("--path", "Print the folder of kvbench's tasks, for lm-eval's --include_path.")
     ] = False,
 ) -> None:
-    """Run lm-eval's command with kvbench's engine as its model, under an eviction method."""
+    """Run lm-eval's command. Its default model is kvbench's engine, under an eviction method."""
     if path:
         from kvbench.integrations import TASKS
 

@@ -86,7 +86,8 @@ def _score(config: RunConfig, folder: Path, *, every: bool, take_over: bool, qui
 
 
 def _tell(result: Rescored, folder: Path, config: RunConfig, *, json: bool) -> None:
-    """Print how many answers were scored. Raises IncompleteError if answers still have no score."""
+    """Print how many answers were scored. Raises IncompleteError if the scoring of an answer failed, or an answer waits
+    for a judge."""
     if json:
         counts = {"scored": result.scored, "failed": dict(result.failed), "strangers": result.prompt_mismatch}
         counts |= {"waiting": result.waiting, "kept": result.kept}

@@ -295,8 +295,8 @@ class _Training:
             terminal.note(f"preset {name} has values for {known}, none for {bare(self.model)}; {chosen} is used.")
 
     def estimate(self) -> None:
-        """Estimate a table that has a number for every head of the model, and print the heads with the largest
-        numbers."""
+        """Estimate a table with values for every query head of the model, and print the heads with the largest figures
+        (`Estimate.heads`)."""
         with preparing("loading torch and transformers", quiet=self.quiet):
             from kvbench.train.tables import make
 

@@ -1,4 +1,4 @@
-"""A prompt's KV cache while the model reads the prompt: its layers, and their evictions.
+"""A prompt's KV cache while the model reads the prompt (in a replay also the answer): its layers, and their evictions.
 
 A layer may be evicted right after its attention is computed. Peak memory is then the full KV of one layer plus the
 budgets of the other layers.
@@ -33,7 +33,7 @@ class PromptCache:
             afterwards.
         size: the tokens for which each layer allocates memory at first.
         noise_keys: per prompt, the seed of the method's random numbers.
-        recurrent: empty states of recurrent layers.
+        recurrent: states of recurrent layers, which the passes continue.
         images: the prompt's images, with which b must be 1; None: no images.
     """
 

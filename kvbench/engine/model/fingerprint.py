@@ -1,4 +1,5 @@
-"""A hash that distinguishes models of equal shape, so that weights trained for one model are not used with another."""
+"""A hash over some numbers of each parameter. It distinguishes models of equal shape, so that weights trained for one
+model are not used with another."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ TABLES: dict[str, dict[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """The model that weights are made for."""
+    """The model that weights are made for; `save_weights` writes it into their card."""
 
     name: str  # as on the command line
     config: Any  # a configuration that `model_fields` reads

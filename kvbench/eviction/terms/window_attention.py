@@ -174,7 +174,8 @@ def _newest(paid: torch.Tensor, age: int, counts: Sequence[int]) -> torch.Tensor
 def _probabilities(logits: torch.Tensor, bias: torch.Tensor, order: Order, how: Reduce | None) -> torch.Tensor:
     """Turn logits [b, Hk, g, r, N] into probabilities, reduced over the group to [b, Hk, r, N] unless `how` is None.
 
-    bias: [b, Hk, r, N], as from `_bias`. The probabilities of a query that sees no key are arbitrary.
+    bias: [b, Hk, r, N], as from `_bias`. The probabilities of a query that sees no key are arbitrary. Raises ValueError
+    for the order "group_then_softmax" if `how` is None.
     """
     if order == "group_then_softmax":
         if how is None:

@@ -1,4 +1,5 @@
-"""Turns the cells of a report into the data points of its figures: plain values, named as in CSV and JSON."""
+"""Turns the cells of a report into the data points of its figures: plain values. Values that are in CSV and JSON, too,
+have the same names there."""
 
 from __future__ import annotations
 

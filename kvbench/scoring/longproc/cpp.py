@@ -8,9 +8,11 @@ A program passes a test if it keeps the limits and prints exactly the expected b
 from __future__ import annotations
 
 import functools
+import os
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -86,21 +88,26 @@ def compiled(program: str) -> bytes | None:
     """Return the binary of a program with LongProc's headers; None if the compiler refuses it or takes too long."""
     with tempfile.TemporaryDirectory(prefix="kvbench-cpp-") as folder:
         binary = Path(folder) / "program"
+        compiler = subprocess.Popen(
+            (*COMMAND, binary.name, "-"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=folder,
+            env={"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C", "TMPDIR": folder},
+            preexec_fn=_bound,
+            start_new_session=True,
+        )
         try:
-            subprocess.run(
-                (*COMMAND, binary.name, "-"),
-                input=(HEAD + program).encode("utf-8", "replace"),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                cwd=folder,
-                env={"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C", "TMPDIR": folder},
-                timeout=COMPILE_SECONDS,
-                preexec_fn=_bound,
-                check=True,
-            )
-            return binary.read_bytes()
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
-            return None
+            compiler.communicate((HEAD + program).encode("utf-8", "replace"), timeout=COMPILE_SECONDS)
+        except BaseException as error:
+            # Also end the processes that g++ started: one may wait for ever, as for a pipe that the program includes.
+            os.killpg(compiler.pid, signal.SIGKILL)
+            compiler.wait()
+            if isinstance(error, subprocess.TimeoutExpired):
+                return None
+            raise
+        return binary.read_bytes() if compiler.returncode == 0 else None
 
 
 def _bound() -> None:

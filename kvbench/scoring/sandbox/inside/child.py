@@ -146,7 +146,7 @@ class Child:
     def _drain(self, limit: int) -> None:
         """Read the rest of a dead process's pipes, without waiting for their end: grandchildren may hold them open.
 
-        limit: most bytes of each pipe.
+        limit: read no more from a pipe that has given more bytes than this.
         """
         for fd, name in list(self.reads.items()):
             before = -1
