@@ -25,6 +25,7 @@ class StreamingLLM(Method):
     paper = "Xiao et al., arXiv 2309.17453"
     kind = "position"
     stacked = True
+    aligned = True
 
     sinks: int = option(4, "first tokens that always stay", low=0)
 

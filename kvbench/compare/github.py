@@ -25,8 +25,7 @@ def commands(outcome: Outcome) -> list[str]:
         _command("error" if critical else "warning", "kvbench compare", why)
         for critical, why in words.failures(outcome)
     ]
-    kind = "error" if outcome.policy.strict else "warning"
-    lines += [_command(kind, "kvbench compare, undecided", line) for line in words.undecided(outcome)]
+    lines += [_command("warning", "kvbench compare, undecided", line) for line in words.undecided(outcome)]
     return lines or [_command("notice", "kvbench compare", words.summary(outcome))]
 
 

@@ -109,14 +109,18 @@ def _of_questions(pair: Pair, place: int) -> Iterator[tuple[float, float, float]
     answers may be larger.
 
     The bound is budget + interval. Below the bound, the peak depends on the lengths of answers: a higher peak is a
-    regression only if it is above the bound. The bound is infinite if no budget bounds generated entries; then a
-    higher peak is never a regression.
+    regression only if it is above the bound. The bound is infinite if on neither side the budget bounds generated
+    entries; then a higher peak is never a regression, but the entries after an eviction are those of the prompt. If
+    only new lacks them, nothing was evicted, and its peak stands for them.
     """
     for name in pair.shared:
         mine, theirs = pair.base.questions[name], pair.new.questions[name]
         if mine.answered == theirs.answered:
-            bound = theirs.entries[BOUND] if pair.new.bounded else None
+            bounded = pair.base.bounded or pair.new.bounded
+            bound = theirs.entries[BOUND] if bounded else None
             base, new = (_number(question.entries[place], math.nan) for question in (mine, theirs))
+            if place == AFTER and math.isnan(new) and not bounded:  # base evicted right after the prompt; new did not
+                new = _number(theirs.entries[PEAK], math.nan)
             yield base, new, _number(bound, math.inf)
 
 
@@ -138,8 +142,11 @@ def _ratio(pairs: Sequence[Pair], name: str) -> Measure:
 
 
 def _counted(pairs: Sequence[Pair], name: str) -> Measure:
-    """Return the measure `name` of a cell, a count per answer. `base` and `new` are its means over the questions that
-    have answers on both sides. pairs: for each seed, the cell on both sides."""
+    """Return the measure `name` of a cell, a count per answer. pairs: for each seed, the cell on both sides.
+
+    `base` and `new` are its means over the questions that have answers on both sides. If there is none, `base` is its
+    mean over the answers of base, and `new` is NaN.
+    """
     base: dict[str, list[float]] = {}
     new: dict[str, list[float]] = {}
     clusters: dict[str, str] = {}
@@ -150,8 +157,9 @@ def _counted(pairs: Sequence[Pair], name: str) -> Measure:
                 base.setdefault(question, []).append(mine.share(name))
                 new.setdefault(question, []).append(theirs.share(name))
                 clusters[question] = mine.cluster
-    if not base:
-        return Measure(name=name, base=math.nan, new=math.nan)
+    if not base:  # no question has answers on both sides: base alone says what new lacks
+        known = [q.share(name) for pair in pairs for q in pair.base.questions.values() if q.answers]
+        return Measure(name=name, base=_mean([known]) if known else math.nan, new=math.nan)
     tested = regression([*new.values()], [*base.values()], clusters=[*clusters.values()])
     return Measure(name=name, base=_mean(base.values()), new=_mean(new.values()), p=tested.p)
 

@@ -75,11 +75,13 @@ def _counted(found: Regression) -> str:
 
 
 def failures(outcome: Outcome) -> Iterator[tuple[bool, str]]:
-    """Yield (critical, sentence) for each cell that fails and, with --strict, for each unfinished run of NEW. Cells
-    that fail only because they are undecided (--strict) are left out; their sentences come from `undecided`."""
+    """Yield (critical, sentence) for each cell that fails and, with --strict, for each undecided critical cell and
+    each unfinished run of NEW. `undecided` says more about undecided cells."""
     for one in outcome.judged:
         if one.reasons:
             yield one.critical, f"{name(one, outcome)}: {fails(one)}"
+        elif is_failing(one, outcome):
+            yield True, f"{name(one, outcome)}: undecided, and --strict requires a decision."
     for run, progress in outcome.wanting.items():
         yield True, f"{unfinished(run, progress)} --strict requires all rows."
 

@@ -23,6 +23,9 @@ Parser = Callable[[object], Any]
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)", re.ASCII)
 
 
+LARGEST = 2**31 - 1  # of settings without a bound of their own: columns of rows hold 32 bits
+
+
 class BadValue(ValueError):
     """The error for an invalid value of a setting. `sentence` makes the message from the parts.
 
@@ -69,10 +72,11 @@ def got(raw: object) -> str:
 
 
 def whole(low: int, high: int | None = None, *, word: str | None = None) -> Parser:
-    """Return a parser of integers from `low` to `high` (None: no upper bound). word: a text, such as "auto", that the
+    """Return a parser of integers from `low` to `high` (None: `LARGEST`). word: a text, such as "auto", that the
     parser also accepts.
     """
     need = f"a whole number from {low} to {high}" if high is not None else f"{low} or more"
+    most = LARGEST if high is None else high
     if word:
         need += f", or '{word}'"
 
@@ -82,7 +86,9 @@ def whole(low: int, high: int | None = None, *, word: str | None = None) -> Pars
         value = as_whole(raw)
         if value is None:
             raise BadValue(need if need.startswith("a whole") else f"a whole number, {need}", got(raw))
-        if value < low or (high is not None and value > high):
+        if value > most and high is None:
+            raise BadValue(f"{most} or less", got(raw))
+        if value < low or value > most:
             raise BadValue(need, got(raw))
         return value
 

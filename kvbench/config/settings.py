@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Literal
 
 from kvbench.config.parsers import BadValue, Parser, choice, files, flag, got, number, setting, strings, text, whole
+from kvbench.eviction.options import as_whole
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 MOST = 1_000_000  # questions per task, samples per question
@@ -29,10 +30,9 @@ results = partial(setting, panel="Results")
 
 def count(raw: object) -> int:
     """Parse a number of questions or samples, from 1 to `MOST`."""
-    value = int(whole(1)(raw))
-    if value > MOST:
+    if (value := as_whole(raw)) is not None and value > MOST:
         raise BadValue(f"{MOST:,} or less", got(raw))
-    return value
+    return int(whole(1)(raw))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ _SHAPES = re.compile(
     re.VERBOSE,
 )
 _USERINFO = re.compile(r"(?<=://)[^/\s?#]+@")  # user:password@ and token@
+SHORTEST = 8  # characters of a secret
 _BEARER = re.compile(r"\b(Bearer|Basic)\s+[\w.~+/=-]{8,}", re.IGNORECASE)
 _ASSIGNMENT = re.compile(rf"""(\b[\w-]*{_NAME}[\w-]*["']?\s*[=:]\s*["']?)([^\s"'&,;]+)""", re.IGNORECASE)
 
@@ -76,13 +77,13 @@ def hide_keys(text: str) -> str:
 def _secret_values(environ: Mapping[str, str]) -> list[str]:
     """Return the values of environment variables whose names announce a secret, such as ``HF_TOKEN``.
 
-    Values that are probably no secrets are left out: those of fewer than 8 characters, words, paths, web addresses and
-    names of variables.
+    Values that are probably no secrets are left out: those of fewer than `SHORTEST` characters, words, paths, web
+    addresses and names of variables.
     """
     return [
         value
         for name, value in environ.items()
-        if len(value) >= 8
+        if len(value) >= SHORTEST
         and _SECRET_NAME.search(name)
         and not value.isalpha()
         and not value.startswith(("/", "~", ".", "http://", "https://"))

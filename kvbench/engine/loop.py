@@ -281,6 +281,8 @@ class Engine:
             self._finish(sequence)
         elif sequence.tokens or sequence.pending:
             return
+        if sequence.status == "nan_logits":
+            self.cache.wipe(slot)
         self.slots.clear(slot)
         self.cache.clear(slot)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvbench.errors import UserError, quote
 from kvbench.eviction.api import Column, Method, Needs, Phase, Probe, Prompt, Protect, State, Trigger, Weights
+from kvbench.eviction.learned import LearnedWeights
 from kvbench.eviction.modality import MODALITY
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
@@ -43,6 +44,17 @@ class Combined(Method):
                 f"method {quote(self.names[1])} needs equally many entries in every KV head, but "
                 f"{quote(self.names[0])} keeps different numbers; give another method before the '+'."
             )
+        if self.second.aligned and not self.first.aligned:
+            raise UserError(
+                f"method {quote(self.names[1])} needs the same tokens in all heads of a layer, but "
+                f"{quote(self.names[0])} may keep different ones; give another method."
+            )
+        for name, part in zip(self.names, (self.first, self.second)):
+            if self.per_query_head and isinstance(part.weights(), LearnedWeights):
+                raise UserError(
+                    f"method {quote(name)} has weights for each KV head and cannot be combined with a method that "
+                    "keeps entries per query head; give heads=kv."
+                )
         if set(_memories(self.first)) & set(_memories(self.second)):
             raise UserError(
                 f"methods {quote(self.names[0])} and {quote(self.names[1])} keep columns or states of the same name, "

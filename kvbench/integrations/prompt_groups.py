@@ -46,7 +46,7 @@ def attend(groups: Sequence[PromptGroup], call: AttentionCall) -> torch.Tensor:
     if not others and not first.pads:
         return first.writer(call)
     b, heads, t, _ = call.query.shape
-    out = call.value.new_zeros(b, t, heads, call.value.shape[-1])
+    out = call.value.new_zeros(b, t, heads, call.value.shape[-1] if call.latent is None else call.latent.rank)
     for group in groups:
         out[group.rows, group.pads :] = group.writer(group.of(call))
     return out

@@ -64,21 +64,27 @@ def stored_scores(folder: Path, task: str) -> Right:
     return {(str(d), int(n)): bool(s == 1) for d, n, s in zip(rows["doc_id"], rows["sample"], rows["score"])}
 
 
-def own_ratios(folder: Path, task: str, chosen: Sequence[Chosen]) -> dict[Chosen, list[tuple[str, float | None]]]:
+def own_ratios(
+    folder: Path, task: str, chosen: Sequence[Chosen], interval: int
+) -> dict[Chosen, list[tuple[str, float | None]]]:
     """Return, by method and budget in `chosen`, a pair (cluster, ratio) for each of a run's answers.
 
-    Only answers with the status "ok" count. cluster: that of the answer's question. ratio: the Token Retention Ratio of
-    the released script (see `analyses.retention_ratio`), or None if the answer is not right. A method and budget
-    without answers is left out.
+    Only answers with the status "ok" and, unless their method never evicts, with this interval count. cluster: that of
+    the answer's question. ratio: the Token Retention Ratio of the released script (see `analyses.retention_ratio`), or
+    None if the answer is not right. A method and budget without answers is left out.
     """
     rows = read_rows(folder)
     rows = rows[(rows["task"] == task) & (rows["status"] == "ok")]
-    return {c: own for c in chosen if (own := [_ratio(row) for row in rows.to_dict("records") if _is_of(row, c)])}
+    rows = rows.astype(object).where(rows.notna(), None)
+    records = [row for row in rows.to_dict("records") if row["interval"] in (None, interval)]
+    return {c: own for c in chosen if (own := [_ratio(row) for row in records if _is_of(row, c)])}
 
 
 def _is_of(row: Mapping[str, Any], chosen: Chosen) -> bool:
-    budget = row["budget_share"] if isinstance(chosen.budget, float) else row["budget"]
-    same = budget == chosen.budget if chosen.budget is not None else bool(budget != budget or budget is None)
+    if isinstance(chosen.budget, float):
+        same = bool(row["budget_share"] == chosen.budget)
+    else:
+        same = row["budget_share"] is None and bool(row["budget"] == chosen.budget)
     if row["method"] != chosen.method.name or not same:
         return False
     options = choose.make(chosen.method.name, dict(chosen.method.options)).options()
@@ -87,5 +93,5 @@ def _is_of(row: Mapping[str, Any], chosen: Chosen) -> bool:
 
 def _ratio(row: Mapping[str, Any]) -> tuple[str, float | None]:
     budget, total = row["budget"], row["prompt_tokens"] + row["output_tokens"]
-    held = 1.0 if budget != budget or budget is None else min(1.0, budget / total)  # without a budget: NaN or None
+    held = 1.0 if budget is None else min(1.0, budget / total)
     return str(row["cluster_id"]), held if row["score"] == 1 else None

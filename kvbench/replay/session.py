@@ -129,7 +129,7 @@ class Session:
         if self.scores:
             right = stored_scores(self.folder, name) if self.folder else scored(task, traces, loaded)
         decode = loaded.tokenizer.decode
-        own = own_ratios(self.folder, name, chosen) if self.scores and self.folder else {}
+        own = own_ratios(self.folder, name, chosen, interval) if self.scores and self.folder else {}
         study = Study(task=name, traces=traces, interval=interval, text=decode, right=right, own=own)
         analyses = [kind(study) for kind in self.work.kinds]
         read(loaded, study, analyses, chosen, max_tokens=self.longest[name], on_read=self.progress.next)

@@ -85,9 +85,16 @@ def execute(
         return RunResult(run_dir=None, done=0, planned=plan.rows, plans=plan.cells)
     record = plan.record(sources or {}) | ({} if shard is None else shard.record(whole.rows))
     opener = RunFolder.resume if resume else RunFolder.open
-    new: dict[str, Any] = {} if resume else {"config": config.stored(), "command": command, "planned": plan.rows}
+    new: dict[str, Any] = {} if resume else {"config": config.stored(), "command": command}
     with opener(
-        out, name, environment=record, take_over=take_over, allow_version_change=allow_version_change, **new
+        out,
+        name,
+        environment=record,
+        planned=plan.rows,
+        anew=True,
+        take_over=take_over,
+        allow_version_change=allow_version_change,
+        **new,
     ) as folder:
         before = folder.info["environment"]
         notices = same_run.check(name, before, record, allow_version_change=allow_version_change)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from kvbench.errors import quote
 from kvbench.records import Generation, Usage
 from kvbench.runner import env
 from kvbench.runner.workload import PlannedRow, make_method
@@ -92,8 +94,13 @@ def _images(pictures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def scored(score: Score) -> dict[str, Any]:
     """Return the row's columns that depend on the score.
 
-    If the score has no value, all these columns are null except status, note and the scorer's facts.
+    If the score has no value, all these columns are null except status, note and the scorer's facts. If a scorer
+    returned something that is no number, such as NaN, the status is "grader_error".
     """
+    numbers = {"value": score.value, "strict": score.strict, "partial": score.partial}
+    if wrong := [name for name, value in numbers.items() if value is not None and not _is_number(value)]:
+        note = f"the scorer's {wrong[0]} is {quote(numbers[wrong[0]])}, not a finite number"
+        score = Score(value=None, note=note, facts=score.facts)
     shown = score if score.value is not None else Score(value=None)
     aux = dict(shown.aux)
     no_answer = aux.pop("no_answer", None)
@@ -101,13 +108,21 @@ def scored(score: Score) -> dict[str, Any]:
         "status": OK if score.value is not None else score.status,
         "note": score.note or None,
         "extracted": shown.extracted,
-        "score": shown.value,
-        "score_strict": shown.strict,
-        "score_partial": shown.partial,
+        "score": None if shown.value is None else float(shown.value),
+        "score_strict": None if shown.strict is None else float(shown.strict),
+        "score_partial": None if shown.partial is None else float(shown.partial),
         "aux": aux or None,
         "no_answer": None if no_answer is None else bool(no_answer),
         **score.facts,
     }
+
+
+def _is_number(value: object) -> bool:
+    """Return whether a scorer's value is a finite number; True and False count as 1 and 0."""
+    try:
+        return math.isfinite(float(value))  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 def _usage(usage: Usage, limit: float) -> dict[str, Any]:

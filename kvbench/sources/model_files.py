@@ -20,6 +20,7 @@ PATTERNS = (
 TEMPLATES = "additional_chat_templates"  # the only subfolder that transformers reads
 _NOT_READ_FOR_PROMPTS = ("*.safetensors", "*.index.json", "adapter_*", "generation_config*")
 WHOLE = 64 << 20  # bytes; larger weight files are hashed in parts
+CHECKPOINT = "checkpoint.safetensors"  # of a training
 BLOCK = 4096
 BLOCKS = 1024  # blocks to hash per large file, divided among its tensors
 LEAST = 3  # fewest blocks to hash per tensor: its start, middle and end
@@ -43,8 +44,9 @@ def names(folder: Path) -> list[str]:
 
 
 def is_of_a_method(path: Path) -> bool:
-    """Return whether a safetensors file holds a method's weights: a card (NAME.json) then lies beside it."""
-    return path.suffix == ".safetensors" and path.with_suffix(".json").is_file()
+    """Return whether a safetensors file holds a method's weights (a card, NAME.json, then lies beside it), or is the
+    checkpoint of a training with --out in the model's folder."""
+    return path.suffix == ".safetensors" and (path.with_suffix(".json").is_file() or path.name == CHECKPOINT)
 
 
 def makes_prompts(name: str) -> bool:

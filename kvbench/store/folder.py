@@ -47,13 +47,14 @@ class RunFolder:
         environment: Mapping[str, Any],
         command: Sequence[str] = (),
         planned: int | None = None,
+        anew: bool = False,
         take_over: bool = False,
         allow_version_change: bool = False,
     ) -> RunFolder:
         """Make a new run, or continue the run of that name if its configuration equals `config`.
 
-        A run without rows begins anew: its record is replaced. So a run that could not load its model goes on after the
-        model was repaired.
+        anew: replace the record of a run without rows. So a run that could not load its model goes on after the model
+        was repaired.
 
         environment: the record of versions, devices and inputs, in JSON types. planned: how many rows the run will
         have. take_over: take the lock also if this host cannot tell whether the lock's owner still runs.
@@ -77,10 +78,10 @@ class RunFolder:
             if info is not None:
                 _check_config(path, manifest.compare(info, config))
                 tables.check_journal_complete(path)
-                if has_rows(path):
+                if not anew or has_rows(path):
                     notices += check_versions(name, info, environment, allowed=allow_version_change)
                     return cls(path, lock, notices, info)
-                command, planned = command or info["command"], info["planned"] if planned is None else planned
+                command = command or info.get("command", ())
             info = manifest.build(name, config, environment, command, planned)
             manifest.write(path, info)
             return cls(path, lock, notices, info)
@@ -217,8 +218,8 @@ def existing(out: str | Path, name: str) -> Path:
 
 
 def has_rows(path: Path) -> bool:
-    """Return whether a run's journal holds a record. path: the run's folder."""
-    return bool(segments_on_disk(path))
+    """Return whether a run has a record in its journal, or tables. path: the run's folder."""
+    return bool(segments_on_disk(path)) or any(os.path.lexists(path / name) for name in (tables.ROWS, tables.TEXTS))
 
 
 def list_runs(out: str | Path) -> list[str]:

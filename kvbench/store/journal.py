@@ -81,8 +81,9 @@ class Journal:
         row does not fit the schema. Raises SetupError if the disk or the folder fails; later calls of this
         method then raise RuntimeError, as they do after `close`.
         """
-        text = {"prompt": prompt, "output": output, "turns": json.dumps(turns) if len(turns) > 1 else None}
-        text = {name: None if value is None else clean_text(value) for name, value in text.items()}
+        several = json.dumps([clean_text(turn) for turn in turns]) if len(turns) > 1 else None
+        text = {"prompt": prompt, "output": output}
+        text = {name: None if value is None else clean_text(value) for name, value in text.items()} | {"turns": several}
         hashes = {f"{n}_sha256": _sha256(v) for n in ("prompt", "output") if (v := text[n]) is not None}
         checked = check_row({**hashes, **row})
         return self.copy(checked["row_key"], encode({"kind": "row", "row": checked, "text": text}))

@@ -14,8 +14,9 @@ import dataclasses
 import functools
 import io
 import logging
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -172,12 +173,22 @@ def generation(asked: Mapping[str, Any], task: str = "the request") -> GenSpec:
             f"{task} needs the generation settings {', '.join(map(quote, strange))}, which kvbench does not support. "
             "Leave them out, or name another task."
         )
+    wrong = [key for key, value in filters.items() if not _IN_RANGE[key](value)]
+    if wrong or not (math.isfinite(temperature) and temperature >= 0):
+        name = wrong[0] if wrong else "temperature"
+        value = filters[name] if wrong else temperature
+        raise UserError(f"{task} asks for {name}={value:g}, which is out of range. Name another task.")
     if temperature == 0.0:
         filters = {}
     return GenSpec(max_new_tokens=longest, temperature=temperature, stop=until, **filters)
 
 
 _FILTERS = {"top_p": float, "top_k": int, "min_p": float}
+_IN_RANGE: dict[str, Callable[[float], bool]] = {
+    "top_p": lambda p: 0 < p <= 1,
+    "top_k": lambda k: k >= 0,
+    "min_p": lambda p: 0 <= p <= 1,
+}
 _OFF = {"num_beams": (1,), "repetition_penalty": (1, 1.0), "num_return_sequences": (1,)}  # values that change nothing
 
 

@@ -142,6 +142,8 @@ class SharedAnswers:
         path = self.common.path
         stored = self.common.rows()
         for part in sorted(path.parent.glob(f"{path.stem}.*{path.suffix}")):
+            if not part.stem.removeprefix(f"{path.stem}.").isdecimal():
+                continue  # no file of a process
             for name, row in AnswerFile(part, self.common.asked).rows().items():
                 if name not in stored:  # true if a kill came after the answer was moved and before its file was removed
                     self.common.add(row)

@@ -18,13 +18,14 @@ from typing import Any
 
 from kvbench.engine.model.weights import Base
 from kvbench.errors import SetupError, UserError, quote, shown
+from kvbench.sources.model_files import CHECKPOINT
 from kvbench.train import checkpoint
 from kvbench.train.lock import alone
 from kvbench.train.optimiser import ShardedAdamW
 from kvbench.train.processes import Processes, joined
 from kvbench.train.recipe import Recipe, Settings
 
-CHECKPOINT, LOG, HELD_OUT = "checkpoint.safetensors", "log.jsonl", "held_out.jsonl"
+LOG, HELD_OUT = "log.jsonl", "held_out.jsonl"
 OnStep = Callable[[int, dict[str, float]], None]  # called with the steps done, and the last step's loss and figures
 
 

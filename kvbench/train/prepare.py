@@ -114,7 +114,7 @@ def prepare(
             asked |= {"samples": samples, "held_out": entry.held_out, "seed": seed}
             asked |= collection.asked() | prompting.settings()
             items, test = _answered(entry, loaded, questions, held_out, collection, asked, out, on_answer)
-    data_hash = _hash([item.ids for item in (*items, *test)])
+    data_hash = _hash([_identity(item) for item in (*items, *test)])
     more = dict(options) | {"data": about, "samples": samples, "data_sha256": data_hash} | prompting.settings()
     if (plugin := hash_of(name, "recipe")) is not None:  # another version of the plug-in may train differently
         more["plugin_sha256"] = plugin
@@ -222,6 +222,12 @@ def _divide(entry: Entry, questions: Iterable[Question], samples: int) -> tuple[
             f"{entry.held_out} are needed, because that many are held out. Add questions."
         )
     return taken, held_out
+
+
+def _identity(item: Any) -> object:
+    """Return what a training learns from an item or judges it by: its ids and, if it has one, its right answer."""
+    reference = getattr(item, "reference", None)
+    return item.ids if reference is None else (item.ids, reference)
 
 
 def _hash(value: object) -> str:

@@ -13,7 +13,7 @@ from kvbench.compare.github import commands, without_commands
 from kvbench.compare.junit import junit
 from kvbench.compare.outcome import compare
 from kvbench.compare.planning import MOST_QUESTIONS, SAMPLES, Plan, needed
-from kvbench.compare.policy import Policy
+from kvbench.compare.policy import Policy, Rule
 from kvbench.compare.reading import read_runs
 from kvbench.compare.tables import Comparison
 from kvbench.report.render import FORMATS
@@ -95,6 +95,14 @@ def test_a_strict_comparison_of_an_unfinished_run_fails_in_every_format(side, ro
     assert any(line.startswith("::error") and why in line for line in commands(found))
     assert f'<failure message="{why}"/>' in junit(found)
     assert why in " ".join(FORMATS["text"](Comparison.make(found)).split())
+
+
+def test_undecided_cells_are_errors_only_if_they_fail(side, rows) -> None:
+    base, new = side("a", rows([[1.0, 0.0]] * 3)), side("b", rows([[0.0, 1.0]] * 3, method_source="bbbb"))
+    strict = compare(base, new, Policy(strict=True))
+    assert [line.partition(" ")[0] for line in commands(strict)] == ["::error", "::warning"]
+    advisory = compare(base, new, Policy(strict=True, rules=(Rule(patterns={}, tier="advisory"),)))
+    assert [line.partition(" ")[0] for line in commands(advisory)] == ["::warning"]
 
 
 def test_a_reason_beside_equal_answers_is_in_the_tables(side, rows) -> None:

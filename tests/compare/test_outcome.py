@@ -66,7 +66,13 @@ def test_undecided_passes_with_a_warning_and_fails_strictly(side, rows) -> None:
     [warning] = words.undecided(outcome)
     assert warning.startswith("30 questions cannot show a drop smaller than 1")
     assert "80% power" in warning
-    assert compare(base, new, Policy(strict=True)).exit_code == 5
+    strict = compare(base, new, Policy(strict=True))
+    assert strict.exit_code == 5
+    [(critical, why)] = words.failures(strict)
+    assert critical
+    assert why.endswith("undecided, and --strict requires a decision.")
+    advisory = compare(base, new, Policy(strict=True, rules=(Rule(patterns={}, tier="advisory"),)))
+    assert (advisory.exit_code, list(words.failures(advisory))) == (0, [])
 
 
 def test_five_questions_say_what_they_cannot_see(side, rows) -> None:
@@ -156,6 +162,20 @@ def test_more_entries_are_a_regression_though_scores_are_the_same(side, rows) ->
         assert word in outcome.judged[0].reasons[0]
     shorter = compare(side("c", rows(scores, entries_peak=70.0)), side("d", rows(scores)), NONE)
     assert shorter.exit_code == 0  # below budget + interval the peak follows the lengths of answers
+
+
+@pytest.mark.parametrize(
+    ("was", "word"),
+    [({}, "at the peak"), ({"decode_bounded": False, "entries_peak": 120.0}, "after an eviction")],
+    ids=["while decoding", "after the prompt"],
+)
+def test_a_method_that_evicts_no_more_is_a_regression(was, word, side, rows) -> None:
+    """Its answers are the full cache's, so its scores are no worse."""
+    scores = drawn(0.5)
+    never = {"decode_bounded": False, "entries_after_evict": None, "entries_peak": 146.0, "kv_bytes_peak": 90_000}
+    outcome = compare(side("a", rows(scores, **was)), side("b", rows([[1.0] * 8] * 30, **OTHER, **never)), NONE)
+    assert outcome.exit_code == 5
+    assert any(word in reason for reason in outcome.judged[0].reasons)
 
 
 def test_limits_of_a_policy(side, rows) -> None:

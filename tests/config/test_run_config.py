@@ -112,6 +112,7 @@ def test_json_round_trip() -> None:
     [
         ("seed", -1, "'seed' must be a whole number from 0"),
         ("interval", 0, "'interval' must be 1 or more; got 0."),
+        ("interval", 3_000_000_000, "'interval' must be 2147483647 or less; got 3000000000."),
         ("temperature", float("nan"), "must be a finite number >= 0; got 'nan'."),
         ("limit", True, "must be a whole number, 1 or more; got 'True'."),
         ("limit", 3_000_000_000, "must be 1,000,000 or less; got 3000000000."),

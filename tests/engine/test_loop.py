@@ -170,6 +170,26 @@ def test_nan_logits_end_a_sequence_with_a_status(loaded):
     assert (done.status, done.token_ids) == ("nan_logits", ())
 
 
+@pytest.mark.parametrize("method", ["full", "tova", "ada-kv while decoding"])
+def test_a_sequence_with_nan_leaves_none_in_its_slot(loaded, method):
+    """It is longer than the next sequence in the slot, which never overwrites the places with NaN."""
+    long, short = requests(lengths=(30, 12), new_tokens=(8, 15), samples=1)
+    [alone] = run(loaded, [short], method=method, slots=1).values()
+    bad = min(set(range(100)) - {*alone.token_ids, *short.prompt_ids, *long.prompt_ids, 5, 6})
+    long = dataclasses.replace(long, forced=(5, 6, bad, 5, 6, 5, 6, 5))
+
+    def poison(module, inputs, out):
+        return torch.where(inputs[0][..., None] == bad, float("nan"), out)
+
+    hook = loaded.model.get_input_embeddings().register_forward_hook(poison)
+    try:
+        done = run(loaded, [long, short], method=method, slots=1)
+    finally:
+        hook.remove()
+    assert [d.status for d in done.values()] == ["nan_logits", "ok"]
+    assert [*done.values()][1].token_ids == alone.token_ids
+
+
 @dataclasses.dataclass(frozen=True)
 class Greedy(Method):
     """Says that it protects more than its budget."""

@@ -122,7 +122,7 @@ def test_a_label_of_two_methods_gives_each_its_options():
     assert (one["gkv.window"], one["snapkv.window"]) == (8, 32)
     with pytest.raises(UserError, match="no option 'nosuch'"):
         from_label("snapkv+gkv(nosuch=0.5)")
-    with pytest.raises(UserError, match=r"names neither method; give 'snapkv\.alpha' or 'gkv\.alpha'"):
+    with pytest.raises(UserError, match=r"names neither method; give 'gkv\.alpha'"):
         make("snapkv+gkv", {"alpha": 0.5})
 
 
@@ -158,3 +158,16 @@ def test_listing_methods_does_not_import_torch():
         sys.exit('torch' in sys.modules)
     """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "why"),
+    [
+        ("snapkv+tova", {}, "'tova' needs the same tokens in all heads"),
+        ("snapkv+trimkv", {"snapkv.heads": "query"}, "'trimkv' has weights for each KV head"),
+    ],
+)
+def test_combinations_whose_scores_would_be_wrong_are_refused(name, options, why):
+    with pytest.raises(UserError, match=why):
+        make(name, options)
+    make(name.replace("snapkv", "streaming-llm"), {})

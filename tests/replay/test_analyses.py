@@ -519,21 +519,25 @@ def test_own_ratios_are_read_by_method_options_and_budget(tmp_path, monkeypatch)
     lines = [
         {"task": "t", "status": "ok", "method": method, "options": json.dumps(options), "budget": budget}
         | {"budget_share": share, "prompt_tokens": 30, "output_tokens": 70, "cluster_id": str(i), "score": score}
-        for i, (method, options, budget, share, score) in enumerate(
+        | {"interval": interval}
+        for i, (method, options, budget, share, score, interval) in enumerate(
             [
-                ("full", {}, None, None, 1.0),
-                ("streaming-llm", {"sinks": 4}, 24, None, 1.0),
-                ("streaming-llm", {"sinks": 4}, 24, None, 0.0),
-                ("streaming-llm", {"sinks": 2}, 24, None, 1.0),
-                ("streaming-llm", {"sinks": 4}, 48, None, 1.0),
-                ("streaming-llm", {"sinks": 4}, 15, 0.5, 1.0),
+                ("full", {}, None, None, 1.0, None),
+                ("streaming-llm", {"sinks": 4}, 24, None, 1.0, 8),
+                ("streaming-llm", {"sinks": 4}, 24, None, 0.0, 8),
+                ("streaming-llm", {"sinks": 2}, 24, None, 1.0, 8),
+                ("streaming-llm", {"sinks": 4}, 48, None, 1.0, 8),
+                ("streaming-llm", {"sinks": 4}, 15, 0.5, 1.0, 8),
+                ("streaming-llm", {"sinks": 4}, 24, 0.25, 1.0, 8),
+                ("streaming-llm", {"sinks": 4}, 24, None, 1.0, 16),
             ]
         )
     ]
-    monkeypatch.setattr(correctness, "read_rows", lambda folder: pd.DataFrame(lines))
+    kinds = {"budget": "Int32", "interval": "Int32"}  # as `read_rows` has them
+    monkeypatch.setattr(correctness, "read_rows", lambda folder: pd.DataFrame(lines).astype(kinds))
     share = Chosen(method=MethodChoice(name="streaming-llm"), budget=0.5)
     other = Chosen(method=MethodChoice(name="gkv"), budget=24)
-    own = correctness.own_ratios(tmp_path, "t", [FULL, STREAMING, share, other])
+    own = correctness.own_ratios(tmp_path, "t", [FULL, STREAMING, share, other], 8)
     assert own == {FULL: [("0", 1.0)], STREAMING: [("1", 0.24), ("2", None)], share: [("5", 0.15)]}
     [row] = found(build("qwen3"), traces([(45, 22)]), "retention-ratio", STREAMING, own=own)
     assert (row["own_answers"], row["own_right"], row["own"], row["own_se"]) == (2, 1, 0.24, None)

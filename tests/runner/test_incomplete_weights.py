@@ -97,3 +97,20 @@ def test_with_a_row_another_model_is_refused(tmp_path: Path, capsys: pytest.Capt
     change_weights(folder, lambda tensors: tensors[NAME].add_(1))
     assert main(run) == 2
     assert "changed since run 'r' began" in capsys.readouterr().err
+
+
+def test_only_a_run_replaces_the_record_of_a_run_without_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = model_folder(tmp_path / "model")
+    change_weights(folder, lambda tensors: tensors.pop(NAME))
+    run = f"run --method full --task walk --limit 1 --quiet --out {tmp_path} --model {folder} --run-name r".split()
+    assert main(run) == 3
+    record = (tmp_path / "r" / manifest.NAME).read_bytes()
+    main(["score", "r", "--out", str(tmp_path)])
+    assert "internal error" not in capsys.readouterr().err
+    assert (tmp_path / "r" / manifest.NAME).read_bytes() == record
+    (tmp_path / "r" / "rows.parquet").write_bytes(b"of a published run")  # whose journal was not copied
+    (folder / "note.safetensors").write_bytes(b"")
+    assert main(run) != 0
+    assert (tmp_path / "r" / manifest.NAME).read_bytes() == record

@@ -19,8 +19,9 @@ from support.toy_recipe import CONFIG, SETTINGS, Line
 from kvbench.engine.model.weights import Base, load_weights
 from kvbench.errors import RunInUseError, SetupError, UserError
 from kvbench.eviction.api import Weights
+from kvbench.sources.model_files import CHECKPOINT
 from kvbench.train.lock import LOCK
-from kvbench.train.loop import CHECKPOINT, HELD_OUT, LOG, rate, train
+from kvbench.train.loop import HELD_OUT, LOG, rate, train
 
 
 def losses(out: Path) -> list[float]:

@@ -14,10 +14,11 @@ from kvbench import tiny
 from kvbench.cli.app import main
 from kvbench.engine.model.load import load
 from kvbench.engine.model.weights import Base
+from kvbench.sources.model_files import CHECKPOINT
 from kvbench.train.checkpoint import state_of
 from kvbench.train.collection import Collection
 from kvbench.train.entry import LORA
-from kvbench.train.loop import CHECKPOINT, LOG, train
+from kvbench.train.loop import LOG, train
 from kvbench.train.recipe import Settings
 from kvbench.train.recipes.gkv_distill import DistillRecipe
 from kvbench.train.recipes.gkv_rl import RLRecipe, Rollout

@@ -28,6 +28,7 @@ from kvbench.config.run_config import Grid, RunConfig
 from kvbench.config.settings import PARSERS
 from kvbench.console import terminal
 from kvbench.console.problems import Problems
+from kvbench.console.redact import redact_argv
 from kvbench.errors import UserError, quote
 from kvbench.eviction import choose
 from kvbench.replay.analyses.api import Analysis, AttentionAnalysis, Row, analyses
@@ -70,7 +71,7 @@ Run = Annotated[
         "RUN",
     ),
 ]
-Limit = Annotated[str | None, plain("--limit", f"Number of answers per task. Default: {LIMIT}.", "N")]
+Limit = Annotated[str | None, plain("--limit", f"Number of answers per task. Default: {LIMIT}; with --run all.", "N")]
 Folder = Annotated[str | None, plain("--out", "Folder for tables (CSV, Parquet), figures and JSON.", "DIR")]
 Analyses = Annotated[
     list[str] | None,
@@ -290,5 +291,5 @@ def _document(config: RunConfig, asked: Work, left_out: list[LeftOut]) -> dict[s
         },
         "versions": env.versions(),
         "git": env.git_commit(),
-        "command": sys.argv[1:],
+        "command": redact_argv(sys.argv[1:]),
     }

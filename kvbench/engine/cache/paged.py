@@ -55,6 +55,11 @@ class PagedStore(EvictingStore):
         """Return the block tables of this layer on the device, [S, Hk, W] int32."""
         return self.stack.blocks.table_on_device()[self.rows]
 
+    def wipe(self, slot: int) -> None:
+        pages = self.table()[slot].view(-1).long()
+        for tensor in (self.pool.keys, self.pool.values):
+            tensor.unflatten(0, (-1, PAGE))[pages] = 0
+
     def install(self, packed: PackedLayer, slots: Sequence[int], index: torch.Tensor, seen: int) -> None:
         super().install(packed, slots, index, seen)
         rows = self.rows.start + np.asarray(slots)

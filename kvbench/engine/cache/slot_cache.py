@@ -58,6 +58,8 @@ class Store:
     """
 
     sums: torch.Tensor | None = None
+    keys: torch.Tensor  # [S, Hk, places, D]; a paged layer has a pool instead
+    values: torch.Tensor
 
     def __init__(
         self,
@@ -88,6 +90,11 @@ class Store:
         if self.hidden.shape[2]:
             assert hidden is not None  # else reading the prompt would have failed before
             _put(self.hidden, hidden, places)
+
+    def wipe(self, slot: int) -> None:
+        """Zero a slot's keys and values, see `SlotCache.wipe`."""
+        self.keys[slot] = 0
+        self.values[slot] = 0
 
     def extra_bytes(self) -> int:
         """Return the bytes of the queries, hidden states, method's states and sums that this layer stores for one
@@ -217,6 +224,14 @@ class SlotCache(ABC):
     def clear(self, slot: int) -> None:
         """Empty a slot whose sequence has ended. The cache's memory stays allocated."""
         self.seen[slot] = self.fresh[slot] = 0
+
+    def wipe(self, slot: int) -> None:
+        """Zero the keys and values of a slot whose sequence met numbers that are not finite.
+
+        Attention may read places that hold no entry of a sequence, with weight 0; and 0 times NaN would be NaN.
+        """
+        for layer in self.layers:
+            layer.wipe(slot)
 
     @abstractmethod
     def held(self, slot: int) -> float:

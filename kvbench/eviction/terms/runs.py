@@ -20,7 +20,7 @@ def run_ranks(
     with a marked entry come before all others. Of chunks with equal scores the newer is better. Invalid entries get
     LAST. length: tokens of a chunk; longest: a number above all positions.
     """
-    run = (positions.clamp(min=0) // length).flatten(1)
+    run = (torch.where(valid, positions, 0) // length).flatten(1)  # a place without an entry has any position
 
     def sums(x: torch.Tensor) -> torch.Tensor:  # double, so that the order of storage does not change float32 results
         empty = torch.zeros(len(x), longest // length + 1, dtype=torch.float64, device=x.device)

@@ -3,7 +3,8 @@
 const MARKED = 12; // most characters of a first difference that are marked
 const named = (question) => `${question.task}: ${question.id}`;
 const opened = (question) => named(question) + (question.opening && ` – ${question.opening}`);
-const budgeted = (answer) => (answer.budget === "-" ? answer.method : `${answer.method} at ${answer.budget}`);
+const budgeted = ({ method, budget, interval }) =>
+  method + (budget === "-" ? "" : ` at ${budget}`) + (interval ? `, interval ${interval}` : "");
 const called = (answer) => budgeted(answer) + (data.runs > 1 ? `, run ${answer.run}` : "");
 
 function reference({ answers }) {

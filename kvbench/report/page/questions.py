@@ -39,7 +39,8 @@ OPENING = 60  # characters of the prompt that the page shows beside the question
 # Japanese have no blanks between words.
 LONGEST = 20
 COLUMNS = (
-    *("row_key", "task", "doc_id", "sample", "method", "options", "budget", "budget_share", "status", "stop_reason"),
+    *("row_key", "task", "doc_id", "sample", "method", "options", "budget", "budget_share", "interval", "status"),
+    *("stop_reason",),
     *("score", "score_partial", "score_strict", "extracted", "output_tokens", "evictions", "prompt_tokens", "note"),
     *("image_list", "kept_text", "kept_images"),
 )
@@ -148,7 +149,7 @@ def _rows(folders: Sequence[Path], wanted: dict[str, list[str]]) -> pd.DataFrame
     if not parts:
         return pd.DataFrame(columns=list(COLUMNS))
     rows = pd.concat(parts).sort_values(["ok", "sample"], kind="stable").drop_duplicates("row_key")
-    cell = ["run", "task", "doc_id", "method", "options", "budget_share", "budget"]
+    cell = ["run", "task", "doc_id", "method", "options", "budget_share", "budget", "interval"]
     rows.loc[rows["budget_share"].notna(), "budget"] = None  # a share gives each prompt another number of entries
     return rows.drop_duplicates(cell)
 
@@ -159,7 +160,8 @@ def _question(task: str, name: str, rows: pd.DataFrame, shared: dict[str, dict[s
     gated = is_gated(task)
     prompt = next((text for text in rows["prompt"] if isinstance(text, str)), None)
     withheld = gated or prompt is None
-    answers = [_answer(row, shared, withheld) for row in rows.to_dict("records")]
+    several = rows["interval"].nunique() > 1
+    answers = [_answer(row, shared, withheld, several) for row in rows.to_dict("records")]
     answers.sort(key=lambda answer: (answer["order"], answer["method"]))
     key = shown(rows["row_key"].iloc[0])
     return {
@@ -198,7 +200,9 @@ _WITHHELD = "The task's data are gated: the page shows ids and scores, no texts.
 _NOT_STORED = "The run stored no prompt of this question, as runs do for gated data: the page shows scores, no texts."
 
 
-def _answer(row: dict[str, Any], shared: dict[str, dict[str, Any]], withheld: bool) -> dict[str, Any]:
+def _answer(row: dict[str, Any], shared: dict[str, dict[str, Any]], withheld: bool, several: bool) -> dict[str, Any]:
+    """Return an answer in the form of the page's data. withheld: without texts. several: with its interval, because the
+    question has answers at several intervals."""
     budget = _budget(row)
     facts = {name: row[name] for name in SCORES if row[name] == row[name]}
     texts = {name: row[name] if isinstance(row[name], str) and not withheld else "" for name in ("output", "extracted")}
@@ -208,6 +212,7 @@ def _answer(row: dict[str, Any], shared: dict[str, dict[str, Any]], withheld: bo
         "run": shown(row["run"]),
         "method": shown(method_label(row["method"], row["options"], shared.get(row["method"]))),
         "budget": named(budget),
+        "interval": int(row["interval"]) if several and row["interval"] == row["interval"] else None,
         "order": -2.0 if row["method"] == FULL else -1.0 if budget is None else float(budget),
         "sample": int(row["sample"]),
         "scores": facts,

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
-from kvbench.console.redact import HIDDEN, redact_text
+from kvbench.console.redact import HIDDEN, SHORTEST, redact_text
 from kvbench.errors import quote
 from kvbench.scoring.judge.api import MAX_TOKENS, JudgeError, KeyRefused, Reply, messages
 
@@ -151,7 +151,7 @@ class Endpoint:
     def _hide(self, text: str) -> str:
         """Return the server's text with the key hidden, in case the server repeats it."""
         key = self._key()
-        return text.replace(key, HIDDEN) if key else text
+        return text.replace(key, HIDDEN) if len(key) >= SHORTEST else text  # "0" of a local server is no secret
 
     def _clean(self, said: object) -> str:
         """Return a value in the server's response as one short line without secrets; "" if the value is not a text."""

@@ -112,6 +112,8 @@ def compiled(program: str) -> bytes | None:
 
 def _bound() -> None:
     for which, most in _COMPILE_LIMITS.items():
+        hard = resource.getrlimit(which)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(which, (most, most))
 
 

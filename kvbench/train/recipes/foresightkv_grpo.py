@@ -89,7 +89,7 @@ class PolicyRecipe(ScorerRecipe):
     def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
         super().check(loaded, more)
         check_choices(more, reward=REWARDS)
-        check_least(more, group=2)
+        check_least(more, group=2, clip=0, kl=0)
         _initial(loaded, more["init"], more["features"])
 
     def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:

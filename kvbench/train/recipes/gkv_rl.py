@@ -147,6 +147,7 @@ class RLRecipe(SparseRecipe):
     def _entropy(self, answered: Sequence[Answered]) -> float:
         """Return the mean entropy, in nats, of the distributions from which the tokens of the answers were sampled."""
         total, tokens = 0.0, 0
+        answered = [one for one in answered if one.answer]  # an answer whose first logits were NaN has no token
         for start in range(0, len(answered), self.micro):
             part = Part(answered[start : start + self.micro], self.loaded.device)
             states = part.states(self.loaded.model, part.tables(self.lifetimes))

@@ -1,0 +1,27 @@
+"""A scorer's result becomes columns of a row; a result that is no number is a failed row, not a lost one."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from kvbench.runner.rows import scored
+from kvbench.task import Score
+
+
+@pytest.mark.parametrize(("value", "number"), [(True, 1.0), (False, 0.0), (np.float32(0.5), 0.5), (1, 1.0)])
+def test_numbers_of_other_types(value: float, number: float) -> None:
+    row = scored(Score(value=value, strict=value, partial=value))
+    assert row["status"] == "ok"
+    assert [row["score"], row["score_strict"], row["score_partial"]] == [number] * 3
+    assert type(row["score"]) is float
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, "right", [1.0]], ids=str)
+@pytest.mark.parametrize("field", ["value", "strict", "partial"])
+def test_what_is_no_number(wrong: object, field: str) -> None:
+    row = scored(Score(**{"value": 1.0, field: wrong}))  # type: ignore[arg-type]
+    assert (row["status"], row["score"], row["score_partial"]) == ("grader_error", None, None)
+    assert f"the scorer's {field} is" in row["note"]
