@@ -41,6 +41,7 @@ from kvbench.registry import methods
 @dataclass(frozen=True)
 class PyramidInfer(Method):
     paper = "Yang et al., arXiv 2405.12532"
+    aligned = True
     joint = True
 
     window: int = option(32, "newest prompt tokens: their queries vote, and they always stay", low=1)

@@ -21,7 +21,7 @@ from kvbench.registry import methods
 class TOVA(Method):
     paper = "Oren et al., arXiv 2401.06104"
     stacked = True
-    aligned = True
+    aligned = needs_aligned = True
 
     recent: int = option(0, "newest tokens that always stay", low=0)
 

@@ -78,7 +78,7 @@ COMMANDS = {
     "weights": Entry("weights.app", "Trained weights of methods: import published checkpoints."),
     "lm-eval": Entry(
         "lm_eval.lm_eval",
-        "Run lm-eval's command with kvbench's engine as its model, under an eviction method.",
+        "Run lm-eval's command. Its default model is kvbench's engine, under an eviction method.",
     ),
 }
 

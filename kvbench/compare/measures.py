@@ -119,8 +119,9 @@ def _of_questions(pair: Pair, place: int) -> Iterator[tuple[float, float, float]
             bounded = pair.base.bounded or pair.new.bounded
             bound = theirs.entries[BOUND] if bounded else None
             base, new = (_number(question.entries[place], math.nan) for question in (mine, theirs))
-            if place == AFTER and math.isnan(new) and not bounded:  # base evicted right after the prompt; new did not
-                new = _number(theirs.entries[PEAK], math.nan)
+            budget = theirs.entries[BOUND] is not None
+            if place == AFTER and budget and not bounded and math.isnan(new) and not math.isnan(base):
+                new = _number(theirs.entries[PEAK], math.nan)  # base evicted right after the prompt; new did not
             yield base, new, _number(bound, math.inf)
 
 

@@ -83,7 +83,7 @@ class Method(ABC):
         oracle: whether the method reads the rest of a finished sequence, so that only `kvbench replay` can run it.
         evicts: False for the full cache.
         ragged: whether `score` takes views whose heads hold different numbers of entries.
-        aligned: whether all heads of a layer keep the same tokens, which `score` then relies on.
+        aligned: whether all heads of a layer keep the same tokens. needs_aligned: whether `score` relies on this.
     """
 
     paper: ClassVar[str] = ""
@@ -97,6 +97,7 @@ class Method(ABC):
     evicts: ClassVar[bool] = True
     ragged: ClassVar[bool] = True
     aligned: ClassVar[bool] = False
+    needs_aligned: ClassVar[bool] = False
 
     # Every method has this option, so that all can be compared under one protection.
     protection: str = field(default=OWN, kw_only=True, metadata={"help": f"what always stays: {TERMS}"})

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvbench.errors import UserError, quote
+from kvbench.errors import UserError, bare, quote
 from kvbench.eviction.api import Column, Method, Needs, Phase, Probe, Prompt, Protect, State, Trigger, Weights
 from kvbench.eviction.learned import LearnedWeights
 from kvbench.eviction.modality import MODALITY
@@ -44,16 +44,16 @@ class Combined(Method):
                 f"method {quote(self.names[1])} needs equally many entries in every KV head, but "
                 f"{quote(self.names[0])} keeps different numbers; give another method before the '+'."
             )
-        if self.second.aligned and not self.first.aligned:
+        if self.second.needs_aligned and not self.first.aligned:
             raise UserError(
                 f"method {quote(self.names[1])} needs the same tokens in all heads of a layer, but "
                 f"{quote(self.names[0])} may keep different ones; give another method."
             )
-        for name, part in zip(self.names, (self.first, self.second)):
+        for name, part, other in zip(self.names, (self.first, self.second), reversed(self.names)):
             if self.per_query_head and isinstance(part.weights(), LearnedWeights):
                 raise UserError(
-                    f"method {quote(name)} has weights for each KV head and cannot be combined with a method that "
-                    "keeps entries per query head; give heads=kv."
+                    f"method {quote(name)} has trained weights, which need entries per KV head, but {quote(other)} "
+                    f"keeps entries per query head; give {bare(other)}.heads=kv."
                 )
         if set(_memories(self.first)) & set(_memories(self.second)):
             raise UserError(

@@ -138,10 +138,11 @@ class _Scoring:
             self.journal.flush()
             raise
         former = job.entry.row
-        if score.value is None and job.entry.ok:  # scoring again failed: keep the score
-            self.counts[KEPT if score.status == "unscored" else score.status] += 1
+        columns = scored(score)
+        if columns["score"] is None and job.entry.ok:  # scoring again failed: keep the score
+            self.counts[KEPT if columns["status"] == "unscored" else columns["status"]] += 1
         else:
-            row = former | dict.fromkeys(FACTS) | scored(score) | {"score_pass": job.entry.scored + 1, "created": None}
+            row = former | dict.fromkeys(FACTS) | columns | {"score_pass": job.entry.scored + 1, "created": None}
             row["task_version"] = self.works[former["task"]].task.version
             self.counts[row["status"]] += 1
             if row["status"] != "unscored":

@@ -118,7 +118,9 @@ def scored(score: Score) -> dict[str, Any]:
 
 
 def _is_number(value: object) -> bool:
-    """Return whether a scorer's value is a finite number; True and False count as 1 and 0."""
+    """Return whether a scorer's value is a finite number; True and False count as 1 and 0, a text never."""
+    if isinstance(value, (str, bytes)):
+        return False
     try:
         return math.isfinite(float(value))  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):

@@ -218,8 +218,14 @@ def existing(out: str | Path, name: str) -> Path:
 
 
 def has_rows(path: Path) -> bool:
-    """Return whether a run has a record in its journal, or tables. path: the run's folder."""
-    return bool(segments_on_disk(path)) or any(os.path.lexists(path / name) for name in (tables.ROWS, tables.TEXTS))
+    """Return whether a run has rows, in its journal or in tables that were copied without it. path: the run's folder.
+
+    Raises SetupError if seal.json is damaged.
+    """
+    if segments_on_disk(path):
+        return True
+    sealed = tables.read_seal(path)
+    return bool(sealed["segments"]) if sealed else any(os.path.lexists(path / n) for n in (tables.ROWS, tables.TEXTS))
 
 
 def list_runs(out: str | Path) -> list[str]:

@@ -173,13 +173,13 @@ def generation(asked: Mapping[str, Any], task: str = "the request") -> GenSpec:
             f"{task} needs the generation settings {', '.join(map(quote, strange))}, which kvbench does not support. "
             "Leave them out, or name another task."
         )
+    if temperature == 0.0:
+        filters = {}
     wrong = [key for key, value in filters.items() if not _IN_RANGE[key](value)]
     if wrong or not (math.isfinite(temperature) and temperature >= 0):
         name = wrong[0] if wrong else "temperature"
         value = filters[name] if wrong else temperature
         raise UserError(f"{task} asks for {name}={value:g}, which is out of range. Name another task.")
-    if temperature == 0.0:
-        filters = {}
     return GenSpec(max_new_tokens=longest, temperature=temperature, stop=until, **filters)
 
 

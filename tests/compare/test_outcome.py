@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -162,6 +163,14 @@ def test_more_entries_are_a_regression_though_scores_are_the_same(side, rows) ->
         assert word in outcome.judged[0].reasons[0]
     shorter = compare(side("c", rows(scores, entries_peak=70.0)), side("d", rows(scores)), NONE)
     assert shorter.exit_code == 0  # below budget + interval the peak follows the lengths of answers
+
+
+def test_a_cell_that_never_evicted_is_no_regression(side, rows) -> None:
+    full = {"method": "full", "budget": None, "interval": None, "decode_bounded": False, "entries_after_evict": None}
+    base, new = (side(name, rows(drawn(0.5), **full, **state)) for name, state in (("a", {}), ("b", OTHER)))
+    outcome = compare(base, new, NONE)
+    assert outcome.exit_code == 0
+    assert [math.isnan(m.new) for m in outcome.judged[0].measures if m.name == "entries_after_evict"] == [True]
 
 
 @pytest.mark.parametrize(

@@ -164,10 +164,15 @@ def test_listing_methods_does_not_import_torch():
     ("name", "options", "why"),
     [
         ("snapkv+tova", {}, "'tova' needs the same tokens in all heads"),
-        ("snapkv+trimkv", {"snapkv.heads": "query"}, "'trimkv' has weights for each KV head"),
+        ("snapkv+trimkv", {"snapkv.heads": "query"}, "'trimkv' has trained weights.*give snapkv.heads=kv"),
+        ("ada-kv", {"base": "tova"}, "must name a method that does not average over heads; got 'tova'"),
     ],
 )
 def test_combinations_whose_scores_would_be_wrong_are_refused(name, options, why):
     with pytest.raises(UserError, match=why):
         make(name, options)
-    make(name.replace("snapkv", "streaming-llm"), {})
+
+
+@pytest.mark.parametrize("name", ["streaming-llm+tova", "pyramidinfer+tova", "snapkv+streaming-llm", "snapkv+trimkv"])
+def test_combinations_whose_scores_are_right_are_taken(name):
+    assert make(name, {}).takes_budget

@@ -103,6 +103,7 @@ def test_only_a_run_replaces_the_record_of_a_run_without_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = model_folder(tmp_path / "model")
+    whole = (folder / "model.safetensors").read_bytes()
     change_weights(folder, lambda tensors: tensors.pop(NAME))
     run = f"run --method full --task walk --limit 1 --quiet --out {tmp_path} --model {folder} --run-name r".split()
     assert main(run) == 3
@@ -110,7 +111,11 @@ def test_only_a_run_replaces_the_record_of_a_run_without_rows(
     main(["score", "r", "--out", str(tmp_path)])
     assert "internal error" not in capsys.readouterr().err
     assert (tmp_path / "r" / manifest.NAME).read_bytes() == record
-    (tmp_path / "r" / "rows.parquet").write_bytes(b"of a published run")  # whose journal was not copied
-    (folder / "note.safetensors").write_bytes(b"")
-    assert main(run) != 0
+    (tmp_path / "r" / "seal.json").unlink(missing_ok=True)
+    (tmp_path / "r" / "rows.parquet").write_bytes(b"of a published run")  # whose journal and seal were not copied
+    (folder / "model.safetensors").write_bytes(whole)
+    assert main(run) == 2
     assert (tmp_path / "r" / manifest.NAME).read_bytes() == record
+    (tmp_path / "r" / "rows.parquet").unlink()
+    main(["score", "r", "--out", str(tmp_path)])  # seals tables without rows
+    assert main(run) == 0
