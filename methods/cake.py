@@ -64,7 +64,7 @@ class CAKE(Method):
     version = "2"  # 2: compat=reference follows the released cascade
     joint = True
 
-    window: int = option(32, "newest tokens: their queries vote, and they always stay", low=2)
+    window: int = option(32, "newest tokens: they always stay, and their queries vote at the first eviction", low=2)
     gamma: float = option(200.0, "weight, in a token's score, of the variance of its attention over the window", low=0)
     tau1: float = option(1.0, "a layer's budget grows with H^(1 / tau1); H: how dispersed its attention is", above=0)
     tau2: float = option(1.0, "a layer's budget grows with V^(1 / tau2); V: how far its attention shifts", above=0)

@@ -51,7 +51,9 @@ class Retention(Thresholded, Gated):
     )
     floor: float = option(0.0, "entries that every head keeps at least; below 1: a share of the budget", low=0)
 
-    threshold: float = option(0.8, "least worth of an entry that stays (strategy=threshold)", above=0)
+    threshold: float = option(
+        0.8, "least worth of an entry that stays, beside each head's best entry (strategy=threshold)", above=0
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -5,7 +5,7 @@ A view shows a method entries of one or several slots. How many layers it shows 
 - not `stacked`: one layer.
 - `stacked`, and decides about each layer alone: one or several layers, all with equally many entries.
 - `stacked`, and decides about all layers together: all layers, padded to one length. If they do not fit into one
-  view, or differ in more than their index (`Stack`): one layer.
+  view, or differ in more than their index, the method gets one view per layer, all in one call.
 
 Decisions do not depend on which slots share a view. `cache.prompt.PromptCache` evicts while a prompt is read.
 """

@@ -95,7 +95,7 @@ class LayerView:
 
     @property
     def mask(self) -> torch.Tensor | None:
-        """`valid`, or None if all entries are valid."""
+        """`valid`, or None if `whole` says that all entries are valid."""
         return None if self.whole else self.valid
 
     def attend(

@@ -211,7 +211,7 @@ class KVBenchLM(TemplateLM):
         """Return the engine's request that computes a continuation's log-probability.
 
         The request's doc_id, from which random numbers follow, is the hash of the context after truncation. Choices
-        with equal hashes are therefore scored with the same evicted cache, even if the method draws random numbers.
+        with equal contexts are therefore scored with the same evicted cache, even if the method draws random numbers.
         """
         if not continuation:
             raise UserError(

@@ -199,5 +199,5 @@ def _longest(choices: Sequence[str], part: str, before: str, look: Callable[...,
 
 
 def _listed(part: str) -> str | None:
-    """Return the last list in a text, as Python writes it; None without a list."""
+    """Return the last list in a text, spelled as Python prints it ("[1,2]" gives "[1, 2]"); None without a list."""
     return next(map(str, literals(reversed(_LIST.findall(part)))), None)

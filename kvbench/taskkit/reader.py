@@ -21,8 +21,8 @@ THOUGHT = f"<think>\nA thought.\n</think>\n\n{ANSWER}"
 class ModelReader:
     """The tokenizer, chat template and context length of a model, as a `kvbench.task.Reader`.
 
-    chat: whether prompts use the chat template. template: a chat template in place of the tokenizer's. origin: the
-    template's file, if the user gave one. vision: the image processor; None if the model reads text only, or no
+    chat: whether prompts use the chat template. template: a chat template in place of the tokenizer's. origin: where
+    the template comes from, for messages. vision: the image processor; None if the model reads text only, or no
     question has images.
     """
 

@@ -149,9 +149,10 @@ class Endpoint:
         return Reply(text, f"{self.model} ({named})" if named and named != self.model else self.model)
 
     def _hide(self, text: str) -> str:
-        """Return the server's text with the key hidden, in case the server repeats it."""
+        """Return the server's text with the key hidden, in case the server repeats it. A key of fewer than `SHORTEST`
+        characters is no secret."""
         key = self._key()
-        return text.replace(key, HIDDEN) if len(key) >= SHORTEST else text  # "0" of a local server is no secret
+        return text.replace(key, HIDDEN) if len(key) >= SHORTEST else text
 
     def _clean(self, said: object) -> str:
         """Return a value in the server's response as one short line without secrets; "" if the value is not a text."""

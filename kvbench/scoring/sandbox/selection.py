@@ -1,4 +1,4 @@
-"""Choose the strongest tier that passes its self-test. This process runs the self-tests."""
+"""Choose the strongest tier that passes its self-test. Every process that runs programs tests for itself."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Data:
 
     path: the value of ``--data``: a folder with files at the manifests' paths or, if the run has one task, the data
     file. revision: the hub revision to use instead of those that manifests pin. allow_mismatch: accept and record data
-    whose rows or ids differ from the manifest, instead of raising SetupError.
+    whose rows, ids or hash differ from the manifest, instead of raising SetupError.
     """
 
     def __init__(
