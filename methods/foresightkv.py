@@ -117,7 +117,7 @@ class ForesightKV(Method):
         return stored
 
     def score(self, view: LayerView) -> torch.Tensor:
-        phi = drop_scores(view.weights, view.layer_index, *self._inputs(view))
+        phi = drop_scores(view.weights, view.layer_index, *self.input_parts(view))
         if not self.sampling:
             return -phi
         competing = self.competing(view)
@@ -137,9 +137,10 @@ class ForesightKV(Method):
 
     def inputs(self, view: LayerView) -> torch.Tensor:
         """Return the inputs of the trained network for every entry at an eviction, [b, Hk, N, D]."""
-        return torch.cat(self._inputs(view), dim=-1)
+        return torch.cat(self.input_parts(view), dim=-1)
 
-    def _inputs(self, view: LayerView) -> list[torch.Tensor]:
+    def input_parts(self, view: LayerView) -> list[torch.Tensor]:
+        """Return `inputs` in parts, see `foresight.scorer_inputs`."""
         group = view.queries.shape[1] // view.keys.shape[1]
         chunk = {column.name: stacked(view.columns, column.name, group) for column in self.columns()}
         cumulative, decayed = chunk["cumulative"], DECAY * chunk["decayed"] + chunk["sum"]

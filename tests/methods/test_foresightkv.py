@@ -186,8 +186,8 @@ def test_the_draw_is_without_replacement_from_the_softmax():
     phis = torch.tensor([1.0, 0.0, -0.5, 0.3])
 
     class Fixed(FORESIGHT):
-        def inputs(self, view):
-            return torch.zeros(*view.positions.shape, 1)
+        def input_parts(self, view):
+            return [torch.zeros(*view.positions.shape, 1)]
 
     count = 4000
     weights = {"w1": torch.zeros(1, 1, 1, 1), "b1": torch.zeros(1, 1, 1), "w2": torch.zeros(1, 1, 1)}
