@@ -265,7 +265,8 @@ def test_five_rows_of_nan_end_the_cell_with_a_hint_and_the_others_go_on(model, t
     assert (result.done, result.planned, dict(result.failed)) == (13, 16, {"nan_logits": 5})
     assert said == [
         f"{TASK} gkv @32: logits were NaN or infinite in 5 successive rows; the cell ends here (3 rows not run). "
-        "Try another number type than float32: --dtype bfloat16."
+        "Try another number type than float32: --dtype bfloat16. If that does not help, the model's weights may be "
+        "damaged."
     ]
     assert dict(execute(config, out=tmp_path, run_name="r", resume=True).failed) == {}
     assert set(read_run(result.run_dir).rows.status) == {"ok"}
