@@ -291,5 +291,5 @@ def test_other_masks_and_positions_are_refused(inputs, message):
 
 
 def test_a_cache_is_not_copied():
-    with pytest.raises(UserError, match="cannot be copied"):
+    with pytest.raises(UserError, match="cannot be deep-copied"):
         copy.deepcopy(EvictionCache(build("qwen3").model, "full"))
