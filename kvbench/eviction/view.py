@@ -119,7 +119,8 @@ class LayerView:
         if self.sums is not None:
             if newest or among is not None or (domain, order, reduce_q) != ("all", "softmax_then_group", "sum"):
                 raise ValueError(
-                    'with Needs(sums=True), `observe` may call `attend` only with reduce_q="sum" and reduce_g'
+                    'with Needs(sums=True), `observe` may call `attend` only with reduce_q="sum" and without domain, '
+                    "order, among and newest"
                 )
             return reduced_group(self.sums, reduce_g)
         visible = self.mask

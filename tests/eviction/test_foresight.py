@@ -1,4 +1,4 @@
-"""ForesightKV's network: parts of its input, in blocks, give what the joined input gives at once."""
+"""ForesightKV's network scores the parts of its input, block by block, as it scores the joined input at once."""
 
 from __future__ import annotations
 

@@ -226,9 +226,10 @@ class SlotCache(ABC):
         self.seen[slot] = self.fresh[slot] = 0
 
     def wipe(self, slot: int) -> None:
-        """Zero the keys and values of a slot whose sequence met numbers that are not finite.
+        """Zero the keys and values of a slot whose sequence ended with NaN or infinite logits.
 
-        Attention may read places that hold no entry of a sequence, with weight 0; and 0 times NaN would be NaN.
+        Else they would spoil the slot's next sequence: its attention also reads places without an entry, with weight 0,
+        and 0 times NaN is NaN.
         """
         for layer in self.layers:
             layer.wipe(slot)

@@ -291,7 +291,7 @@ def _receive(  # type: ignore[no-untyped-def]
     HK: tl.constexpr, G: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr, NEAR: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add the attention that one query head pays to a block of entries to the sums of these entries."""
+    """Add one query head's attention to the sums of a block of entries."""
     row = tl.program_id(0).to(tl.int64)
     slot, query_head = row // (HK * G), row % (HK * G)
     live, seen, held, span = _extent(

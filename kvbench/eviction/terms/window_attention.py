@@ -165,8 +165,8 @@ def _add(blocks: list[torch.Tensor]) -> torch.Tensor:
 def _newest(paid: torch.Tensor, age: int, counts: Sequence[int]) -> torch.Tensor:
     """Return the sums [..., len(counts), N] over those of r queries that are among the newest n, for each n in counts.
 
-    paid: [..., r, N], the attention of r queries, oldest first; age: how many queries there are from the first of these
-    on.
+    paid: [..., r, N], the attention of r queries, oldest first; age: number of queries from the first of these r to the
+    newest of all.
     """
     return torch.stack([paid[..., max(0, age - n) :, :].sum(dim=-2) for n in counts], dim=-2)
 
