@@ -56,7 +56,7 @@ class CAOTE(Method):
         return self.window or {"mean": 64, "squared": 8}[self.form]
 
     def needs(self) -> Needs:
-        return Needs(queries="window", window=self.voters, values=True)
+        return Needs(queries="window", window=self.voters, keys=False, values=True)
 
     def protect(self, budget: int) -> Protect:
         return Protect(sinks=self.sinks, recent=self.voters)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kvbench.eviction.api import Allocation, EveryTime, Method, ScoreOut, Trigger, Weights, option
+from kvbench.eviction.api import Allocation, EveryTime, Method, Needs, ScoreOut, Trigger, Weights, option
 from kvbench.eviction.options import OptionError
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
@@ -47,6 +47,9 @@ class Duo(Method):
         super().__post_init__()
         if not self.table:
             raise OptionError("table", "is empty; give a file, or auto.")
+
+    def needs(self) -> Needs:
+        return Needs(keys=False)
 
     def weights(self) -> Weights | None:
         return Weights(kind="duo", path=self.table, recipe="duo")

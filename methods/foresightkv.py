@@ -74,8 +74,8 @@ class ForesightKV(Method):
 
     def needs(self) -> Needs:
         released = self.features == "released8"
-        window = 0 if released else max(WINDOWS)
-        return Needs(queries="since_last", window=window, sums=not released, values=self.features != "attn")
+        window, vectors = 0 if released else max(WINDOWS), self.features != "attn"
+        return Needs(queries="since_last", window=window, sums=not released, keys=vectors, values=vectors)
 
     def columns(self) -> tuple[Column, ...]:
         names = ("sum", "cumulative", "decayed") + (("max", "min") if self.features == "released8" else ())

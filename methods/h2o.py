@@ -42,7 +42,7 @@ class H2O(Method):
     group: int = option(1, "query heads per KV head; needed with reduce_g=max only", low=1)
 
     def needs(self) -> Needs:
-        return Needs(queries="since_last", sums=True)
+        return Needs(queries="since_last", sums=True, keys=False)
 
     def columns(self) -> tuple[Column, ...]:
         return tuple(Column(name=name) for name in self._names)

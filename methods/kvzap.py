@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kvbench.eviction.api import Column, Protect, option
+from kvbench.eviction.api import Column, Needs, Protect, option
 from kvbench.eviction.columns import GivenColumn
 from kvbench.eviction.learned import LearnedWeights
 from kvbench.eviction.new_tokens import NewTokens
@@ -61,6 +61,9 @@ class KVzap(Thresholded):
     @property
     def least(self) -> float:
         return self.threshold
+
+    def needs(self) -> Needs:
+        return Needs(keys=False)
 
     def weights(self) -> LearnedWeights:
         where = {"kind": "kvzap", "path": self.surrogate, "recipe": "kvzap", "option": "surrogate"}

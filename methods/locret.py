@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvbench.eviction.api import Column, Every, Method, Once, Protect, Trigger, option
+from kvbench.eviction.api import Column, Every, Method, Needs, Once, Protect, Trigger, option
 from kvbench.eviction.columns import GivenColumn
 from kvbench.eviction.learned import LearnedWeights
 from kvbench.eviction.new_tokens import NewTokens
@@ -39,6 +39,9 @@ class Locret(Method):
     heads: str = option("auto", "file with the trained retaining heads; auto: locret.safetensors beside the model")
     recent: int = option(100, "newest tokens that always stay", low=0)
     decode: bool = option(False, "evict while decoding too")
+
+    def needs(self) -> Needs:
+        return Needs(keys=False)
 
     def weights(self) -> LearnedWeights:
         where = {"kind": "locret", "path": self.heads, "recipe": "locret", "option": "heads"}

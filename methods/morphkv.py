@@ -53,7 +53,7 @@ class MorphKV(Method):
             raise OptionError("voters", f"must be at most the window, {self.window}; got {self.voters}.")
 
     def needs(self) -> Needs:
-        return Needs(queries="window", window=self._voters + 1)
+        return Needs(queries="window", window=self._voters + 1, keys=False)
 
     def protect(self, budget: int) -> Protect:
         return Protect(recent=self.window + 1)

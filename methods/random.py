@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kvbench.eviction.api import Method, Protect, option
+from kvbench.eviction.api import Method, Needs, Protect, option
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 from kvbench.registry import methods
@@ -38,6 +38,9 @@ class Random(Method):
         "first `cap` tokens, and every second token after them",
     )
     cap: int = option(512, "prompt=cap: this many first tokens of the prompt stay, after them every second one", low=0)
+
+    def needs(self) -> Needs:
+        return Needs(keys=False)
 
     def protect(self, budget: int) -> Protect:
         return Protect(recent=self.recent)

@@ -55,7 +55,7 @@ class RPC(Method):
     compat: Literal["none", "reference"] = option("none", "count the newest query twice, as the released code does")
 
     def needs(self) -> Needs:
-        return Needs(queries="window", window=self.R if self.selectors == "recent" else 1)
+        return Needs(queries="window", window=self.R if self.selectors == "recent" else 1, keys=False)
 
     def protect(self, budget: int) -> Protect:
         return Protect(recent=self.R, prompt=self.form == "native")

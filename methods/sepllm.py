@@ -56,7 +56,7 @@ class SepLLM(Method):
             )
 
     def needs(self) -> Needs:
-        return Needs(marks=self.marks)
+        return Needs(keys=False, marks=self.marks)
 
     def columns(self) -> tuple[Column, ...]:
         return (GivenColumn(name="separator"),)

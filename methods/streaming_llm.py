@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvbench.eviction.api import Method, Protect, option
+from kvbench.eviction.api import Method, Needs, Protect, option
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 from kvbench.registry import methods
@@ -28,6 +28,9 @@ class StreamingLLM(Method):
     aligned = True
 
     sinks: int = option(4, "first tokens that always stay", low=0)
+
+    def needs(self) -> Needs:
+        return Needs(keys=False)
 
     def protect(self, budget: int) -> Protect:
         return Protect(sinks=self.sinks)

@@ -26,7 +26,7 @@ class TOVA(Method):
     recent: int = option(0, "newest tokens that always stay", low=0)
 
     def needs(self) -> Needs:
-        return Needs(queries="last")
+        return Needs(queries="last", keys=False)
 
     def protect(self, budget: int) -> Protect:
         return Protect(recent=self.recent)

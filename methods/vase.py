@@ -54,7 +54,7 @@ class VaSE(Method):
     )
 
     def needs(self) -> Needs:
-        return Needs(queries="window", window=self.window, values=True)
+        return Needs(queries="window", window=self.window, keys=False, values=True)
 
     def columns(self) -> tuple[Column, ...]:
         return (RANK,) if self.compat == "reference" else ()

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from kvbench.engine.cache.slot_cache import SlotCache
-from kvbench.engine.cache.stack import RowBatch, Stack
+from kvbench.engine.cache.stack import RowBatch, Stack, shows_keys
 from kvbench.engine.images import kept_shares
 from kvbench.engine.rules import KeptLog, Rules, allowed, check_held
 from kvbench.engine.upload import upload
@@ -106,7 +106,7 @@ class Evictor:
         self._complete([slot])
         held: list[torch.Tensor] = []
         for stack, batch in self._batches({slot: 0}, 0):
-            rows = stack.entries(batch)
+            rows = stack.entries(batch, keys=False, values=False)
             valid = torch.ones_like(rows.positions, dtype=torch.bool) if rows.valid is None else rows.valid
             held += [p[v] for p, v in zip(rows.positions.flatten(0, 1), valid.flatten(0, 1))]
         return kept_shares(held, spans, self.cache.seen[slot])
@@ -137,7 +137,7 @@ class Evictor:
             layer = np.zeros_like(rows) if self.stacked else rows // stack.slots
             for some in _equal(rows, *stack.shown(rows), size, layer):
                 shown, _ = stack.shown(some[:1])
-                most = stack.at_once(int(shown[0]), queries)
+                most = self._at_once(stack, int(shown[0]), queries, copied=not _consecutive(some))
                 for first in range(0, len(some), most):
                     part = some[first : first + most]
                     yield stack, self._batch(stack, part, sizes[int(part[0]) % stack.slots])
@@ -167,7 +167,7 @@ class Evictor:
                 yield [(stack, self._batch(stack, rows, size, tuple(m.index for m in stack.members)))]
         layers = sum(len(stack.members) for stack in self.cache.stacks)
         for (size, *shown), slots in sorted(by_layer.items()):
-            together = min(stack.at_once(max(shown), self.needs.width) for stack in self.cache.stacks)
+            together = min(self._at_once(stack, max(shown), self.needs.width) for stack in self.cache.stacks)
             most = max(1, together // layers)
             for some in (slots[first : first + most] for first in range(0, len(slots), most)):
                 parts = [
@@ -196,18 +196,22 @@ class Evictor:
         if not self.stacked or len(self.cache.stacks) > 1:  # stacks reorder the layers, whose order breaks ties
             return 0
         stack = self.cache.stacks[0]
-        return stack.at_once(self._shown(slot, together=True)[0], self.needs.width) // len(stack.members)
+        return self._at_once(stack, self._shown(slot, together=True)[0], self.needs.width) // len(stack.members)
+
+    def _at_once(self, stack: Stack, entries: int, queries: int, copied: bool = True) -> int:
+        """Return how many rows of a stack one view may show, see `stack.at_once`."""
+        return stack.at_once(self.needs, entries, queries, kernels=self.rules.kernels, copied=copied)
 
     def _batch(self, stack: Stack, rows: np.ndarray, allowed: int, together: tuple[int, ...] = ()) -> RowBatch:
         slots = rows % stack.slots
         facts = [self.cache.seen, self.prompt_len, self.evictions, self.noise_key]
         table = np.stack([rows, stack.layer_indices(rows), *(np.array(fact)[slots] for fact in facts)])
         index, layers, seen, prompt_len, evictions, noise_key = upload(table, stack.device).unbind()
-        consecutive = int(rows[-1]) - int(rows[0]) == len(rows) - 1
         return RowBatch(
             rows=rows,
             index=index,
-            at=slice(int(rows[0]), int(rows[-1]) + 1) if consecutive else index,
+            at=slice(int(rows[0]), int(rows[-1]) + 1) if _consecutive(rows) else index,
+            kernels=self.rules.kernels,
             layers=layers if self.stacked else None,
             seen=seen,
             longest=max(self.cache.seen[s] for s in slots.tolist()),
@@ -242,7 +246,7 @@ class Evictor:
         return self.rules.view(
             stack.members[int(batch.rows[0]) // stack.slots],
             self._ordinals,
-            stack.entries(batch),
+            stack.entries(batch, keys=shows_keys(self.needs, width), values=self.needs.values),
             batch,
             queries=queries,
             query_positions=query_positions,
@@ -250,6 +254,10 @@ class Evictor:
             hidden=stack.newest_hidden(batch, min(self.needs.hidden, stack.hidden.shape[2])),
             states=stack.states_of(batch),
         )
+
+
+def _consecutive(rows: np.ndarray) -> bool:
+    return int(rows[-1]) - int(rows[0]) == len(rows) - 1
 
 
 def _equal(rows: np.ndarray, *keys: np.ndarray) -> Iterator[np.ndarray]:

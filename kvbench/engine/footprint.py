@@ -24,6 +24,7 @@ from kvbench.records import Sampling
 
 FLOAT = 4  # bytes; logits and scores are computed in float32
 MOST = 1 << 20  # `fitting` returns fewer slots than this
+LONGEST_HEAD = 4  # entries that the longest head keeps at an eviction, over the budget; assumed for uneven heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,10 +141,11 @@ def footprint(
     reading = prompt.reading(whole) + (states - kept) * max(g.hidden for g in geometry) * dtype.itemsize
     drawing = max((drawing_bytes(shape.vocabulary, dtype, s, backend, gpu=gpu) for s in samplings), default=0)
     gathered = not method.uniform and not (gpu and backend != "torch")
+    longest = held.rows + (LONGEST_HEAD - 1) * budget if gathered else held.rows  # other heads are padded to this one
     return Footprint(
         weights=weights + scratch.weights(),
         slot=plan_slot_bytes(stored, method, held, dtype),
-        step=_step(shape, geometry, held.rows, dtype, drawing, gathered),
+        step=_step(shape, geometry, longest, dtype, drawing, gathered),
         prompt=prompt.peak(whole, max(reading + images[1], images[0])),
         read=prompt.read() + shape.vocabulary * dtype.itemsize,
         drawing=drawing,

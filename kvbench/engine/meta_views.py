@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from kvbench.engine.attention.geometry import LayerGeometry
+from kvbench.engine.cache.stack import shows_keys, unread
 from kvbench.engine.model.own_attention import own_attention
 from kvbench.engine.model.random_weights import shapes_of
 from kvbench.engine.rules import Batch, Rows, Rules
-from kvbench.eviction.api import Method, Probe
+from kvbench.eviction.api import Method, Needs, Probe
 from kvbench.eviction.columns import expanded
 from kvbench.eviction.new_tokens import NewTokens
 from kvbench.eviction.rope import Rope
@@ -144,7 +145,7 @@ class MetaViews:
         return rules.view(
             g,
             ordinals,
-            self._rows(g, b, shown.entries),
+            self._rows(g, shown, rules.method.needs()),
             batch,
             queries=self._floats(b, g.query_heads, shown.queries, g.head_dim),
             query_positions=_numbers(b, shown.queries),
@@ -154,13 +155,17 @@ class MetaViews:
             **(self._probe(g, b, shown.probe) if shown.probe else {}),
         )
 
-    def _rows(self, g: LayerGeometry, b: int, entries: int) -> Rows:
-        size = b, g.kv_heads, entries
+    def _rows(self, g: LayerGeometry, shown: Shown, needs: Needs) -> Rows:
+        size = shown.b, g.kv_heads, shown.entries
         names = [column.name for column in expanded(self.method.columns(), g.group)]
         valid = None if self.method.uniform else torch.ones(size, dtype=torch.bool, device=META)
         columns = {name: torch.empty(size, device=META) for name in names}
-        keys, values = self._floats(*size, g.head_dim), self._floats(*size, g.value_dim)
-        return Rows(keys, values, _numbers(*size), columns, valid)
+        reads = shows_keys(needs, shown.queries) or not shown.copied, needs.values or not shown.copied
+        entries = [
+            self._floats(*size, dim) if read else unread(self._floats(1, dim), *size)
+            for dim, read in zip((g.head_dim, g.value_dim), reads)
+        ]
+        return Rows(entries[0], entries[1], _numbers(*size), columns, valid)
 
     def _probe(self, g: LayerGeometry, b: int, length: int) -> dict[str, Any]:
         keys = self._floats(b, g.kv_heads, length, g.head_dim)

@@ -39,8 +39,10 @@ from kvbench.engine.probes import Drafts, ReadPrompt, reading, run_probes
 from kvbench.engine.rules import KeptLog, Rules, check_held
 from kvbench.engine.setup import Setup
 from kvbench.engine.timer import Timer
+from kvbench.engine.upload import upload_ids
 from kvbench.engine.writers import BlockWriter, Heard
 from kvbench.eviction.api import Probe
+from kvbench.eviction.checks import gathered
 from kvbench.eviction.modality import check_images
 from kvbench.eviction.planned_device import is_gpu
 from kvbench.records import Images, Request
@@ -213,7 +215,8 @@ class PromptReader:
         probes = acting.needs().probes
         if layer_by_layer(rules.method, self.prefill, states=cache.recurrent is not None):
             writer = self.writer(cache, partial(evictions.timed, evictions.evict_layer))
-            logits = self._forward(writer, [prompt[:context] for prompt in prompts], 0)
+            with gathered():
+                logits = self._forward(writer, [prompt[:context] for prompt in prompts], 0)
             evictions.close()
         else:
             logits = self._read_chunks(prompts, 0, context, cache, evictions if self.prefill == "chunked" else None)
@@ -257,8 +260,7 @@ class PromptReader:
         self, writer: BlockWriter, tokens: Sequence[Sequence[int]], start: int, *, keep: int = 1
     ) -> torch.Tensor:
         """Read `tokens` [b][t]; return the logits [b, V] after the last, or with keep=0 [b, t, V] after every token."""
-        ids = torch.tensor([list(row) for row in tokens], device=self.setup.loaded.device)
-        images = writer.cache.images
+        ids, images = upload_ids(tokens, self.setup.loaded.device), writer.cache.images
         end, given, modality = start + ids.shape[1], dict[str, torch.Tensor](), None
         if images is not None:
             given, modality = images.inputs(self.model.model, start, end), images.modality_of(start, end)

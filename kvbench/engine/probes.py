@@ -145,7 +145,7 @@ def _run(probe: Probe, cache: PromptCache, target: PromptCache, forward: Forward
     target.prompt_rows = target.prompt_rows or before
     start = cache.seen + target.extra
 
-    def observe(layer: PromptLayer, queries: torch.Tensor, positions: torch.Tensor, rows: int) -> None:
+    def observe(layer: PromptLayer, queries: torch.Tensor, positions: torch.Tensor, _end: int, rows: int) -> None:
         index = layer.geometry.index
         first = target.prompt_rows[index]
         own = torch.arange(cache.seen, cache.seen + rows - first, device=queries.device)

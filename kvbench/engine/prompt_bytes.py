@@ -57,15 +57,20 @@ class PromptBytes:
         reading: most bytes beside the cache while the prompt is read.
         """
         full, left = self._cache(self.stored, self.rows), self.read()
-        packed = self._bytes(self.stored, replace(self._after(), queries=0, recurrent=()))  # all else is not copied
         evicting = self._one_layer(self.left)  # an eviction copies what stays, layer by layer
         before = left + reading if whole else full + max(reading, evicting)
         tail = self._pass(min(self.unevicted, self.tail), self.left, 0, not self.method.uniform) if self.tail else 0
-        return max(before, left + max(packed, tail))
+        return max(before, left + max(self._packed(), tail))
 
     def read(self) -> int:
         """Return the bytes of the prompt's cache after the prompt was read and evicted."""
         return self._bytes(self.stored, self._after())
+
+    def _packed(self) -> int:
+        """Return the bytes that packing copies in all layers: positions, and whole entries if heads are uneven."""
+        if self.method.uniform:
+            return 4 * self.left * sum(g.kv_heads for g in self.stored)
+        return self._bytes(self.stored, replace(self._after(), queries=0, recurrent=()))
 
     def reading(self, whole: bool) -> int:
         """Return the most bytes beside the cache, in passes over the prompt, in probes and in evictions."""

@@ -152,7 +152,7 @@ class Scratch:
             return Ticks(((1, 0),), 1)
         # Of the views to observe and to decide, those with fewer queries show more rows.
         queries = 0 if held.sums else acting.needs().width
-        layers, rows = len(self.meta.geometry), self._rows_at_once(held, queries, at_once)
+        layers, rows = len(self.meta.geometry), self._rows_at_once(acting, held, queries, at_once)
         most = rows if acting.layerwise else max(1, rows // layers)
         if acting.layerwise and acting.stacked:
             most = -(-rows // layers)
@@ -164,7 +164,7 @@ class Scratch:
         needs, layers = acting.needs(), len(self.meta.geometry)
         rows = slots * layers if acting.stacked else slots  # rows of one view, without a bound
         shown = Shown(
-            min(rows, self._rows_at_once(held, needs.width, at_once)),
+            min(rows, self._rows_at_once(acting, held, needs.width, at_once)),
             self._entries(held),
             needs.width,
             needs.hidden,
@@ -174,7 +174,7 @@ class Scratch:
         seen = None
         if needs.queries == "since_last":
             queries = 0 if held.sums else held.queries
-            b = min(rows, self._rows_at_once(held, queries, at_once))
+            b = min(rows, self._rows_at_once(acting, held, queries, at_once))
             seen = replace(shown, b=b, queries=queries, sums=held.sums)
         if not acting.layerwise:
             if acting.stacked and shown.b >= layers and len(list(alike(self.meta.geometry))) == 1:
@@ -204,8 +204,15 @@ class Scratch:
         """Return how many entries per head a view shows while decoding."""
         return held.rows if self.method.uniform or held.bounded else held.longest
 
-    def _rows_at_once(self, held: Shape, queries: int, at_once: int) -> int:
-        return rows_at_once(self.meta.geometry[0], self._entries(held), queries, at_once)
+    def _rows_at_once(self, acting: Method, held: Shape, queries: int, at_once: int) -> int:
+        return rows_at_once(
+            *(self.meta.geometry[0], acting.needs(), at_once),
+            entries=self._entries(held),
+            queries=queries,
+            element=self.meta.dtype.itemsize,
+            kernels=self.meta.kernels,
+            copied=True,
+        )
 
     def _compacting(self, held: Shape) -> int:
         """Return the bytes that an eviction takes to close the gaps in one layer of one slot.

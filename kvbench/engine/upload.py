@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -12,3 +14,8 @@ def upload(array: np.ndarray, device: torch.device) -> torch.Tensor:
     if device.type == "cuda":  # only copies from pinned memory return at once
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
+
+
+def upload_ids(tokens: Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:
+    """Return token ids as a tensor [b, t] on the device."""
+    return upload(np.array(tokens, dtype=np.int64), device)

@@ -20,8 +20,9 @@ from kvbench.engine.replicas import Replicas
 from kvbench.eviction.modality import MODALITY
 from kvbench.eviction.planned_device import on_gpu
 
-# Gets (layer, queries [b, Hq, r, D], their positions [r], number of entries that the last query sees).
-Observer = Callable[[PromptLayer, torch.Tensor, torch.Tensor, int], None]
+# Gets (layer, queries [b, Hq, r, D], their positions [r], the last position + 1, number of entries that the last query
+# sees).
+Observer = Callable[[PromptLayer, torch.Tensor, torch.Tensor, int, int], None]
 Heard = Callable[[AttentionCall, torch.Tensor], None]  # gets (a layer's attention call, its output [b, t, Hq, Dv])
 
 
@@ -83,7 +84,7 @@ class BlockWriter:
             queries, positions = call.query[:, :, r], at[r]
             rows = before + first + queries.shape[2]
             if self.observer is not None and layer.geometry.evicts:
-                self.observer(layer, queries, positions, rows)
+                self.observer(layer, queries, positions, self.start + first + queries.shape[2], rows)
             parts.append(self._attend(layer, call, self.start + first, queries, rows))
         if self.finished is not None:
             self.finished(layer)

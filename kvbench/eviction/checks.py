@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from kvbench.errors import KVBenchError
 from kvbench.lazy import torch
 
 MakeError = Callable[[int], Exception]
@@ -33,16 +34,23 @@ def gathered() -> Iterator[None]:
     """Delay the checks in the block, and read their results in one copy from the device at the block's end.
 
     A call of `read` inside the block also reads the checks that were delayed before it. The first check that fails
-    raises its error.
+    raises its error, also in place of a KVBenchError that code of the block raises later.
     """
     noted: Noted = []
     token = _noted.set(noted)
     try:
         yield
-        if noted:
-            read(noted[0][0].new_zeros(0, dtype=torch.int64))
+        _read_rest(noted)
+    except KVBenchError:
+        _read_rest(noted)
+        raise
     finally:
         _noted.reset(token)
+
+
+def _read_rest(noted: Noted) -> None:
+    if noted:
+        read(noted[0][0].new_zeros(0, dtype=torch.int64))
 
 
 @contextmanager
@@ -60,10 +68,11 @@ def read(numbers: torch.Tensor) -> torch.Tensor:
 
     The first of these checks that fails raises its error.
     """
-    noted = _noted.get() or []
+    waiting = _noted.get() or []
+    noted = waiting.copy()
+    waiting.clear()
     copy = torch.cat([numbers, *(amount.long().view(1).to(numbers.device) for amount, _ in noted)]).cpu()
     for value, (_, error) in zip(copy[len(numbers) :].tolist(), noted):
         if value:
             raise error(value)
-    noted.clear()
     return copy[: len(numbers)]

@@ -105,6 +105,7 @@ class Combined(Method):
             queries=queries,
             window=max(a.width, b.width),
             values=a.values or b.values,
+            keys=a.keys or b.keys,
             rope=a.rope or b.rope,
             probes=a.probes,
             prompt=a.prompt,

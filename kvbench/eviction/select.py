@@ -28,10 +28,12 @@ class Decision:
 
     keep: torch.Tensor  # [b, Hk, N] bool
     columns: dict[str, torch.Tensor]
+    count: int | None = None  # how many entries every head keeps; None: the numbers must be read from `keep`
 
     def at(self, device: torch.device) -> Decision:
         """Return the decision with its tensors on a device."""
-        return Decision(self.keep.to(device), {name: column.to(device) for name, column in self.columns.items()})
+        columns = {name: column.to(device) for name, column in self.columns.items()}
+        return Decision(self.keep.to(device), columns, self.count)
 
 
 def decide(method: Method, views: Sequence[LayerView]) -> list[Decision]:
@@ -70,7 +72,15 @@ def decide(method: Method, views: Sequence[LayerView]) -> list[Decision]:
         each,
         total,
     )
-    return [Decision(keep, out.columns).at(where) for keep, out, where in zip(keeps, outs, wheres)]
+    counts = [_kept_per_head(method, view) for view in views]
+    return [Decision(keep, out.columns, n).at(where) for keep, out, n, where in zip(keeps, outs, counts, wheres)]
+
+
+def _kept_per_head(method: Method, view: LayerView) -> int | None:
+    """Return how many entries every head of a view keeps, or None if this depends on scores or on the view's mask."""
+    if method.uniform and method.scope == "head" and view.whole and type(method.selector()) is TopK:
+        return min(view.budget, view.positions.shape[-1])
+    return None
 
 
 def _score(method: Method, view: LayerView) -> ScoreOut:
@@ -212,7 +222,7 @@ def order_key(score: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     integer top-k therefore decides ties exactly and equally on every device. Raises BudgetViolation for NaN scores.
     """
     message = "the method returned NaN scores, so no entry can be chosen."
-    refuse(torch.isnan(score).any(), lambda _: BudgetViolation(message))
+    refuse(torch.isnan(score).sum(), lambda _: BudgetViolation(message))
     bits = (score + 0.0).view(torch.int32)  # + 0.0 turns -0.0 into 0.0, which must tie with it
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return (ordered.long() << 32) | positions.long()
@@ -290,17 +300,19 @@ def check(
         total: how many entries per head may stay in all layers of the model together, averaged over heads.
         min_entries: how many entries every head must keep.
     """
-    lost = [(must & ~keep).any() for keep, must in zip(keeps, musts) if must is not None]
+    # Numbers are summed, not combined by `any`: `checks.read` would have to convert each bool.
+    lost = [(must & ~keep).sum() for keep, must in zip(keeps, musts) if must is not None]
     if lost:
         message = "a protected entry (sink, recent token or prompt) was evicted."
-        refuse(torch.stack(lost).any(), lambda _: BudgetViolation(message))
-    sizes = torch.cat([keep.sum(dim=-1) for keep in keeps], dim=1)  # [b, L, Hk]
+        refuse(lost[0] if len(lost) == 1 else torch.stack(lost).sum(), lambda _: BudgetViolation(message))
+    counts = [keep.sum(dim=-1) for keep in keeps]
+    sizes = counts[0] if len(counts) == 1 else torch.cat(counts, dim=1)  # [b, L, Hk]
     of_layers = sizes.sum(dim=-1)
     if each is not None:
         _refuse_more(of_layers, each * sizes.shape[-1], "kept in a layer")
     _refuse_more(of_layers.sum(dim=-1), total * sizes.shape[-1], "kept")
     refuse(
-        (sizes < min_entries).any(),
+        (sizes < min_entries).sum(),
         lambda _: BudgetViolation(f"a head was left with fewer than {min_entries} entries."),
     )
 

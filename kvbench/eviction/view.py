@@ -141,6 +141,7 @@ class LayerView:
             reduce_g=reduce_g,
             reduce_q=reduce_q,
             newest=newest,
+            kernels=self.kernels,
         )
 
     def rotate(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:

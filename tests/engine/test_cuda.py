@@ -25,6 +25,11 @@ pytestmark = [
 TODO = {"lengths": (9, 60, 33, 5, 100), "new_tokens": (70, 50, 90, 40, 30)}
 
 
+@functools.cache
+def on_cpu(architecture="qwen3"):
+    return with_tables(build(architecture))
+
+
 @functools.cache  # torch compiles the layers of every model anew
 def on_gpu(architecture="qwen3", dtype=torch.float32):
     loaded = build(architecture)
@@ -42,7 +47,7 @@ def tokens(loaded, todo, method="gkv", **more):
 def test_greedy_tokens_are_those_of_the_cpu(method):
     architecture = "llama" if method == "knorm" else "qwen3"  # normed keys of a random model are equally long
     todo = requests(**TODO, samples=1, sampling=Sampling())
-    cpu = tokens(with_tables(build(architecture)), todo, method)
+    cpu = tokens(on_cpu(architecture), todo, method)
     gpu = tokens(on_gpu(architecture), todo, method, compiled=False)  # a later test compiles the layers
     assert {k: d.token_ids for k, d in gpu.items()} == {k: d.token_ids for k, d in cpu.items()}
 
@@ -92,10 +97,8 @@ def test_every_way_to_decode_gives_the_same_tokens(method):
 @pytest.mark.parametrize("method", ["gkv", "ada-kv", "expected-attention"])
 def test_prompts_evicted_chunk_by_chunk(method):
     todo = requests(**TODO, samples=1, sampling=Sampling())
-    cpu, gpu = (
-        tokens(model, todo, method, prefill="chunked", prefill_chunk=16)
-        for model in (with_tables(build("qwen3")), on_gpu())
-    )
+    chunks = {"prefill": "chunked", "prefill_chunk": 16, "compiled": False}  # prompts are not read by compiled layers
+    cpu, gpu = (tokens(model, todo, method, **chunks) for model in (on_cpu(), on_gpu()))
     assert {k: d.token_ids for k, d in gpu.items()} == {k: d.token_ids for k, d in cpu.items()}
 
 

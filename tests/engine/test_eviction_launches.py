@@ -1,4 +1,5 @@
-"""Evictions on the pretended device: launches do not grow with the layers, and the host waits once."""
+"""Evictions on the pretended device: launches of a tick do not grow with the layers, and the host waits once per tick
+and once per prompt."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from support.pretend_cuda import pretended_cuda
 from kvbench.engine.evict import Evictor
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.load import prepare
+from kvbench.engine.prefill import PromptReader
 from kvbench.eviction import select
 from kvbench.eviction.view import StackView
 from kvbench.records import Sampling
@@ -73,3 +75,48 @@ def test_heads_that_hold_unequal_numbers_take_one_view_per_number(name):
     (few, some), (many, more) = ticks(3, name), ticks(6, name)
     assert more <= 2 * 6  # at most 6 padded sizes of up to 24 + 8 entries in 2 evictions
     assert sum(c.launches for c in many) / more < 1.3 * sum(c.launches for c in few) / some
+
+
+def prompts(name: str, layers: int, **more):
+    """Return the counts of reading each of three prompts on the pretended device, and a report of what they waited for.
+
+    Checks that the tokens are those of the CPU.
+    """
+    method, todo = small(name), requests(**TODO)
+
+    def tokens(loaded):
+        plain = {"backend": "torch", "compiled": False, **more}
+        engine = Engine(loaded, method, budget=24, interval=8, slots=3, max_tokens=80, **plain)
+        return {d.request.doc_id: d.token_ids for d in engine.generate(todo)}
+
+    wanted = tokens(with_tables(prepare(model(layers), None)))
+    with pretended_cuda() as device:
+        cuda = with_tables(prepare(model(layers).to("cuda"), None))
+        counts = device.watch(PromptReader, "read")
+        got, report = tokens(cuda), device.report()
+    gc.collect()
+    assert len(counts) == 3
+    assert got == wanted
+    return counts, report
+
+
+@pytest.mark.parametrize(
+    ("name", "syncs"),
+    [("full", 0), *((name, 1) for name in ("tova", "h2o", "gkv", "snapkv", "retention")), ("ada-kv", 6)],
+)
+def test_the_host_waits_once_for_a_prompt_or_for_each_layer_with_uneven_heads(name, syncs):
+    """A layer whose heads keep unequal numbers is shortened to the longest head, which only the device knows."""
+    counts, report = prompts(name, layers=6)
+    assert [(count.syncs, count.waits) for count in counts] == [(syncs, 1)] * 3, report  # 1 wait: the timer at the end
+
+
+@pytest.mark.parametrize(("name", "syncs"), [("tova", 2), ("h2o", 2), ("retention", 2), ("ada-kv", 2 * 6)])
+def test_the_host_waits_once_for_each_chunk_that_is_evicted(name, syncs):
+    counts, report = prompts(name, layers=6, prefill="chunked", prefill_chunk=16)  # 16, 32 and 40 tokens; 24 stay
+    assert [count.syncs for count in counts] == [syncs] * 3, report
+
+
+@pytest.mark.parametrize("layers", [3, 6])
+def test_copies_to_the_device_for_a_prompt_do_not_grow_with_the_layers(layers):
+    counts, report = prompts("tova", layers)
+    assert [count.h2d for count in counts] == [2] * 3, report  # its tokens, and the facts that all views share

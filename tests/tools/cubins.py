@@ -27,10 +27,11 @@ from triton.compiler import ASTSource
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from kvbench.engine.cache import compaction_kernel
 from kvbench.engine.cache.paged import PAGE
 from kvbench.engine.kernels import decode, sample
 from kvbench.engine.kernels.backends import splits
-from kvbench.eviction.terms import redundancy_kernel
+from kvbench.eviction.terms import redundancy_kernel, window_attention_kernel
 from kvbench.records import Sampling
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -110,6 +111,37 @@ def redundancy(rows: int, dim: int, *, masked: bool = False) -> Callable[[], Any
     return call
 
 
+def window(w: int, heads: int, group: int, dim: int, **options: Any) -> Callable[[], Any]:
+    """Attention of the newest `w` queries of 96 sequences with 1,152 entries per head."""
+
+    def call() -> None:
+        b, hk = 96, heads
+        out = empty(b, hk, 1152, dtype=torch.float32)
+        given = dict(scaling=dim**-0.5, softcap=None, group_first=False, reduce_g="mean", reduce_q="mean", newest=())
+        window_attention_kernel.launch(
+            *(empty(b, hk * group, w, dim), empty(b, hk, 1152, dim), out, empty(b, w, dtype=torch.int64), out),
+            empty(b, hk, group, w, dtype=torch.float32),
+            **given | options,
+        )
+
+    return call
+
+
+def compaction(rows: int, heads: int, dim: int, *, paged: bool = False, latent: bool = False) -> Callable[[], Any]:
+    """Evictions of 128 of 1,152 entries per head in `rows` layers of slots; one column."""
+
+    def call() -> None:
+        places, page = (rows, heads, 1152), PAGE if paged else 0
+        shape = (rows * heads * 1152,) if paged else places
+        line, column = empty(*shape, dtype=torch.int32), empty(*shape, dtype=torch.float32)
+        tensors = [empty(*shape, dim), empty(*shape, 0 if latent else dim), line, column]
+        table = empty(rows, heads, 1152 // PAGE, dtype=torch.int32) if paged else None
+        keep, index = empty(*places, dtype=torch.bool), empty(rows, dtype=torch.int64)
+        compaction_kernel.compact(keep, 128, tensors, index, 1152 // (page or 1), table, page)
+
+    return call
+
+
 SHAPES: dict[str, Callable[[], Any]] = {
     "dense, 96 slots (default)": decoding(96, 1152, 8, 4, 128),
     "paged, 96 slots (default)": decoding(96, 1152, 8, 4, 128, paged=True),
@@ -122,6 +154,19 @@ SHAPES: dict[str, Callable[[], Any]] = {
     "deepseek-v3, latent attention, paged": decoding(96, 1152, 1, 128, 576, latent=512, paged=True),
     "glm-4.7-flash, latent attention": decoding(96, 1152, 1, 20, 576, latent=512),
     "sampling, top-p 0.95, top-k 20": sampling(top_p=0.95, top_k=20),
+    "attention of 1 query": window(1, 8, 4, 128),
+    "attention of 16 queries, the largest of the group": window(16, 8, 4, 128, reduce_g="max"),
+    "attention of 32 queries, newest 8, 16 and 32": window(
+        32, 4, 7, 128, reduce_g=None, reduce_q="sum", newest=(8, 16, 32)
+    ),
+    "attention of 32 queries, every probability, dimension 256": window(
+        32, 8, 2, 256, softcap=50.0, reduce_g=None, reduce_q=None
+    ),
+    "attention of 8 queries, logits reduced": window(8, 8, 4, 128, group_first=True, reduce_g="max"),
+    "compaction, dense": compaction(96, 8, 128),
+    "compaction, paged": compaction(96, 8, 128, paged=True),
+    "compaction, paged, dimension 256": compaction(96, 8, 256, paged=True),
+    "compaction, dense, latent attention": compaction(96, 1, 576, latent=True),
     "redundancy, 96 rows": redundancy(96, 128),
     "redundancy, paged, dimension 256": redundancy(96, 256, masked=True),
 }
@@ -155,6 +200,7 @@ def compiled(kernel: Any, args: list[Any], constants: dict[str, Any], capability
     names, signature, attributes = kernel.arg_names, dict.fromkeys(kernel.arg_names, "constexpr"), {}
     for place, value in enumerate(args):
         whole = isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)
+        whole = whole and not kernel.params[place].do_not_specialize
         kind = f"*{TYPES[value.dtype]}" if isinstance(value, torch.Tensor) else {int: "i32", float: "fp32"}[type(value)]
         signature[names[place]] = kind
         attributes |= {(place,): [["tt.divisibility", 16]]} if whole else {}
@@ -178,7 +224,7 @@ def usage(binary: Any, capability: int) -> dict[str, Any]:
 
 
 def figures() -> Iterator[dict[str, Any]]:
-    modules = (decode, sample, redundancy_kernel)
+    modules = (decode, sample, redundancy_kernel, window_attention_kernel, compaction_kernel)
     for shape, run in SHAPES.items():
         for name, args, constants in calls(modules, run):
             kernel = next(vars(module)[name] for module in modules if name in vars(module))

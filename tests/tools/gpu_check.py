@@ -28,7 +28,9 @@ LEAST = 40.0  # seconds that a measurement takes at least: loading and compiling
 GRACE = 15.0  # seconds in which an interrupted call must print what it has measured
 SHAPES = ("qwen3-4b", "r1-distill-qwen-7b")
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRITON_INTERPRET": "0", "KVBENCH_NO_PROGRESS": "1"}
-ONE_THREAD = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # for the tests: each of their processes would start one per core
+# For the tests: each of their processes would compile with one thread per core, and compute the reference on the CPU
+# with one thread per core; threads of several processes that wait for each other make a test take minutes.
+ONE_THREAD = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 COLUMNS = ("shape", "prompt", "system", "sequences", "tok/s", "decode tok/s", "first token", "evicting", "per token")
 COLUMNS += ("mean entries", "of the limit", "GPU peak", "attention, of a copy")
@@ -153,7 +155,8 @@ def tests(seconds: float) -> tuple[bool, str]:
     command = [sys.executable, "-m", "pytest", "-v", "-m", "cuda", "-p", "no:cacheprovider", "tests/engine"]
     command += ["--durations=10"]
     if importlib.util.find_spec("xdist") is not None:
-        command += ["-n", str(min(TEST_PROCESSES, os.cpu_count() or 1))]
+        processes = min(TEST_PROCESSES, os.cpu_count() or 1)
+        command += ["-n", str(processes), "--dist", "worksteal"]  # single tests take far longer than others
     out, told, code = _until(command, limit, ENVIRONMENT | ONE_THREAD)
     lines = out or told or ["pytest printed nothing"]
     if code != 0:

@@ -58,19 +58,18 @@ class BlockTable:
         row, head = np.nonzero(wanted != self.pages[rows])
         if not row.size:
             return
-        want, had = wanted[row, head][:, None], self.pages[rows[row], head][:, None]
+        want, had = wanted[row, head], self.pages[rows[row], head]  # [m]
         row = rows[row]
-        place, page = np.arange(self.table.shape[2]), self.table[row, head]  # [m, W]
-        freed, added = (place >= want) & (place < had), (place >= had) & (place < want)
-        taken = self.pool.take(max(0, int(added.sum()) - int(freed.sum())))  # freed pages are reused
-        spare = np.concatenate([np.array(taken, dtype=np.int32), page[freed]])
-        self.pool.give_back(spare[int(added.sum()) :])
-        page[freed] = 0
-        page[added] = spare[: int(added.sum())]
-        self.table[row, head] = page
-        self.pages[row, head] = want[:, 0]
-        changed, at = np.nonzero(freed | added)
-        self._changed.append(np.ravel_multi_index((row[changed], head[changed], at), self.table.shape))
+        owner, place = _listed(np.abs(want - had))
+        at = np.ravel_multi_index((row[owner], head[owner], np.minimum(want, had)[owner] + place), self.table.shape)
+        grows, table = (want > had)[owner], self.table.reshape(-1)
+        freed, added = at[~grows], at[grows]
+        taken = self.pool.take(max(0, len(added) - len(freed)))  # freed pages are reused
+        spare = np.concatenate([np.array(taken, dtype=np.int32), table[freed]])
+        self.pool.give_back(spare[len(added) :])
+        table[freed], table[added] = 0, spare[: len(added)]
+        self.pages[row, head] = want
+        self._changed.append(at)
 
     def make_room(self, ahead: np.ndarray) -> None:
         """Allocate pages so that every head has room for its slot's next entries. ahead: how many, per slot."""
@@ -119,12 +118,24 @@ class BlockTable:
         return (page[..., None] * PAGE + within).flatten(-2)[..., :count].contiguous()
 
     def live(self, rows: np.ndarray) -> torch.Tensor:
-        """Return the pool's indices, int64, of all entries of these rows, ordered by row, head and place."""
-        row, head, place = np.nonzero(np.arange(self.lengths[rows].max(initial=0)) < self.lengths[rows][..., None])
-        page = self.table[rows[row], head, place // PAGE].astype(np.int64)
-        return upload(page * PAGE + place % PAGE, self.device)
+        """Return the pool's indices [b, n], int64, of the n entries of each row, ordered by head and place.
+
+        The rows hold equally many entries in each head.
+        """
+        head, place = upload(np.stack(_listed(self.lengths[rows[0]])), self.device).unbind()
+        page = self.table_on_device()[upload(rows, self.device)[:, None], head, place // PAGE]
+        return page.long() * PAGE + place % PAGE
 
     @property
     def _shared(self) -> bool:
         """Whether host and device are the same memory."""
         return self.device.type == "cpu"
+
+
+def _listed(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Number the places 0 to c - 1 of every owner with count c; return the owner and the number of each place.
+
+    counts: [m]; both results are int64, as long as the sum of the counts, and ordered by owner.
+    """
+    owner = np.repeat(np.arange(len(counts)), counts)
+    return owner, np.arange(len(owner)) - (counts.cumsum() - counts)[owner]

@@ -19,7 +19,7 @@ import torch
 from kvbench.engine.attention.geometry import LayerGeometry
 from kvbench.engine.cache.prompt_layer import PackedLayer
 from kvbench.engine.cache.slot_cache import EvictingStore, RingStore, Shape, SlotCache
-from kvbench.engine.cache.stack import RowBatch, Stack, alike, moves
+from kvbench.engine.cache.stack import RowBatch, Stack, alike, moves, unread
 from kvbench.engine.rules import Rows
 from kvbench.errors import BudgetViolation
 from kvbench.eviction.checks import refuse
@@ -86,21 +86,32 @@ class DenseStack(Stack):
         for spec in self.specs:
             self.columns[spec.name][batch.at, :, length - new : length] = spec.init
 
-    def entries(self, batch: RowBatch) -> Rows:
+    def entries(self, batch: RowBatch, *, keys: bool = True, values: bool = True) -> Rows:
         length = self._length(batch)
+        size = len(batch.rows), self.geometry.kv_heads, length
 
         def pick(x: torch.Tensor) -> torch.Tensor:
             return x[batch.at, :, :length]
 
         columns = {name: pick(column) for name, column in self.columns.items()}
-        return Rows(pick(self.keys), pick(self.values), pick(self.positions).long(), columns, None)
+        return Rows(
+            keys=pick(self.keys) if keys else unread(self.keys, *size),
+            values=pick(self.values) if values else unread(self.values, *size),
+            positions=pick(self.positions).long(),
+            columns=columns,
+            valid=None,
+        )
 
     def write_column(self, batch: RowBatch, name: str, value: torch.Tensor) -> None:
         self.columns[name][batch.at, :, : value.shape[-1]] = value
 
     def compact(self, batch: RowBatch, keep: torch.Tensor) -> None:
         count, length = batch.allowed, keep.shape[-1]
-        _refuse_fewer(keep, min(count, length))
+        if batch.kernels and length > count:
+            self._compact_by_kernel(batch, keep)
+            return
+        fewest = min(count, length)
+        _refuse_fewer((fewest - keep.sum(dim=-1)).amax().clamp(min=0), fewest)
         if length <= count:
             return
         heads = torch.arange(self.geometry.kv_heads, device=self.device)
@@ -113,6 +124,21 @@ class DenseStack(Stack):
         flat = [self.positions.view(-1), *(c.view(-1) for c in self.columns.values())]
         for tensor in rows + flat:
             tensor.index_copy_(0, to, tensor.index_select(0, source))
+
+    def _compact_by_kernel(self, batch: RowBatch, keep: torch.Tensor) -> None:
+        """Do by Triton what `compact` does by PyTorch, for rows with more entries than `batch.allowed`."""
+        from kvbench.engine.cache import compaction_kernel
+
+        count = batch.allowed
+        missing = compaction_kernel.compact(
+            keep,
+            max(1, min(count, keep.shape[-1] - count)),
+            [self.keys, self.values, self.positions, *self.columns.values()],
+            batch.index,
+            self.capacity,
+            fewest=count,
+        )
+        _refuse_fewer(missing.amax(), count)
 
     def bytes(self) -> int:
         return sum(t.nbytes for t in (self.keys, self.values, self.positions, *self.columns.values()))
@@ -175,11 +201,10 @@ class DenseCache(SlotCache):
         return total + sum(layer.bytes() for layer in self.layers if isinstance(layer, RingStore))
 
 
-def _refuse_fewer(keep: torch.Tensor, count: int) -> None:
-    """Raise BudgetViolation if a head keeps fewer than `count` entries. keep: [b, Hk, n] bool, the kept entries.
+def _refuse_fewer(missing: torch.Tensor, count: int) -> None:
+    """Raise BudgetViolation if a head keeps `missing` entries fewer than `count`. missing: one integer; 0: no error.
 
     A slot has one length for all its heads: a head with fewer entries would show dropped entries as if it held them.
     While `Evictor.tick` runs, the check is delayed, as `eviction.checks.gathered` says.
     """
-    missing = (count - keep.sum(dim=-1)).amax().clamp(min=0)
     refuse(missing, lambda n: BudgetViolation(f"a head kept {count - n} entries; the dense layout needs {count}."))

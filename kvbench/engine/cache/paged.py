@@ -26,7 +26,7 @@ from kvbench.engine.cache.block_table import BlockTable
 from kvbench.engine.cache.pool import PAGE, Pool, pages
 from kvbench.engine.cache.prompt_layer import PackedLayer
 from kvbench.engine.cache.slot_cache import EvictingStore, RingStore, Shape, SlotCache
-from kvbench.engine.cache.stack import RowBatch, Stack, alike, moves
+from kvbench.engine.cache.stack import RowBatch, Stack, alike, moves, unread
 from kvbench.engine.rules import Rows
 from kvbench.eviction.checks import read
 from kvbench.eviction.columns import fixed
@@ -64,12 +64,11 @@ class PagedStore(EvictingStore):
         super().install(packed, slots, index, seen)
         rows = self.rows.start + np.asarray(slots)
         self.stack.blocks.resize(rows, np.tile(np.array(packed.lengths), (len(slots), 1)))
-        at = self.stack.blocks.live(rows).view(len(slots), -1)
+        at = self.stack.blocks.live(rows)
         names = list(self.pool.columns)
         sources = [packed.keys, packed.values, packed.positions, *(packed.columns[name] for name in names)]
         for target, source in zip(self.pool.tensors(), sources):
-            for some in at:
-                target.index_copy_(0, some, source)
+            target[at] = source
 
 
 class PagedStack(Stack):
@@ -115,7 +114,7 @@ class PagedStack(Stack):
         for spec in self.specs:
             self.pool.columns[spec.name].index_fill_(0, at, spec.init)
 
-    def entries(self, batch: RowBatch) -> Rows:
+    def entries(self, batch: RowBatch, *, keys: bool = True, values: bool = True) -> Rows:
         shown, uneven = self.shown(batch.rows[None])
         at = self.blocks.first(batch.at, int(shown[0]))  # [b, Hk, n]
         valid = self._exists(batch, int(shown[0])) if uneven[0] else None
@@ -124,13 +123,25 @@ class PagedStack(Stack):
             return x.index_select(0, at.view(-1)).view(*at.shape, *x.shape[1:])
 
         columns = {name: pick(column) for name, column in self.pool.columns.items()}
-        return Rows(pick(self.pool.keys), pick(self.pool.values), pick(self.pool.positions).long(), columns, valid)
+        return Rows(
+            keys=pick(self.pool.keys) if keys else unread(self.pool.keys, *at.shape),
+            values=pick(self.pool.values) if values else unread(self.pool.values, *at.shape),
+            positions=pick(self.pool.positions).long(),
+            columns=columns,
+            valid=valid,
+        )
 
     def write_column(self, batch: RowBatch, name: str, value: torch.Tensor) -> None:
         at = torch.where(self._exists(batch, value.shape[-1]), self.blocks.first(batch.at, value.shape[-1]), 0)
         self.pool.columns[name].index_copy_(0, at.view(-1), value.reshape(-1))
 
     def compact(self, batch: RowBatch, keep: torch.Tensor) -> None:
+        if batch.kernels:
+            from kvbench.engine.cache.compaction_kernel import counted
+
+            counts, moved = counted(keep)
+            self._cuts.append(Cut(batch, keep, counts, moved.amax().view(1)))
+            return
         counts = keep.sum(dim=-1)
         movers = (keep & ~_front(keep, counts)).sum(dim=-1).amax()
         self._cuts.append(Cut(batch, keep, counts, movers.view(1)))
@@ -146,13 +157,27 @@ class PagedStack(Stack):
         counts: kept entries of each head; movers: the most entries that any head must move. Both are the host's copies
         of what `cut` has on the device.
         """
-        batch = cut.batch
+        if cut.batch.kernels:
+            self._move_by_kernel(cut, movers)
+        else:
+            self._move(cut, movers)
+        self.blocks.resize(cut.batch.rows, counts)
+
+    def _move(self, cut: Cut, movers: int) -> None:
+        """Move the kept entries of a decision to the front of their heads. movers: see `carry_out`."""
         front = _front(cut.keep, cut.counts)
         places = moves(front & ~cut.keep, cut.keep & ~front, movers)
-        source, to = (torch.where(x < 0, 0, self.blocks.at(batch.at, x.clamp(min=0))).view(-1) for x in places)
+        source, to = (torch.where(x < 0, 0, self.blocks.at(cut.batch.at, x.clamp(min=0))).view(-1) for x in places)
         for tensor in self.pool.tensors():
             tensor.index_copy_(0, to, tensor.index_select(0, source))
-        self.blocks.resize(batch.rows, counts)
+
+    def _move_by_kernel(self, cut: Cut, movers: int) -> None:
+        """Do by Triton what `_move` does by PyTorch."""
+        from kvbench.engine.cache.compaction_kernel import compact
+
+        if movers:
+            table = self.blocks.table_on_device()
+            compact(cut.keep, movers, self.pool.tensors(), cut.batch.index, table.shape[2], table, PAGE)
 
     def _exists(self, batch: RowBatch, shown: int) -> torch.Tensor:
         """Return which of the first `shown` places of each head hold an entry, [b, Hk, shown] bool."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from kvbench.engine.attention.geometry import LayerGeometry
@@ -19,8 +20,10 @@ from kvbench.engine.cache.prompt_layer import PromptLayer
 from kvbench.engine.cache.recurrent import RecurrentStates
 from kvbench.engine.images import PromptImages
 from kvbench.engine.rules import Batch, KeptLog, Rules, allowed, check_held
+from kvbench.engine.upload import upload
 from kvbench.eviction import noise, select
 from kvbench.eviction.api import Method, Probe
+from kvbench.eviction.checks import gathered, read
 from kvbench.eviction.view import LayerView
 
 
@@ -66,6 +69,7 @@ class PromptCache:
         self.prompt_rows: dict[int, int] = {}  # layer -> entries per head of the prompt, without probes
         self.extra = 0  # tokens of kept probes
         self._by_index = {g.index: g for g in geometry}
+        self._facts: tuple[object, tuple[torch.Tensor, ...]] | None = None  # of the last view, see `_facts_on`
 
     def layer(self, index: int, like: torch.Tensor) -> PromptLayer:
         """Return the layer of this index, created on first use with the dtype and device of `like`."""
@@ -102,16 +106,13 @@ class PromptCache:
         probe: the probe that the model reads, None outside probes; own: keys and positions of the probe's tokens.
         """
         b = len(self.noise_keys)
-
-        def same(value: int) -> torch.Tensor:
-            return torch.full((b,), value, device=layer.keys.device)
-
+        seen, prompt_len, evictions, noise_key = self._facts_on(layer.keys.device)
         batch = Batch(
-            seen=same(self.seen),
+            seen=seen,
             longest=self.seen,
-            prompt_len=same(self.prompt_len),
-            evictions=same(self.evictions),
-            noise_key=torch.tensor(self.noise_keys, device=layer.keys.device),
+            prompt_len=prompt_len,
+            evictions=evictions,
+            noise_key=noise_key,
             allowed=self.allowed() if probe is None else self.rules.budget or 0,
         )
         return self.rules.view(
@@ -132,12 +133,14 @@ class PromptCache:
         """Let the method observe the view's queries, and store the columns and states that it returns."""
         layer.write(self.rules.method.observe(view))
 
-    def hand_over(self, layer: PromptLayer, queries: torch.Tensor, positions: torch.Tensor, rows: int) -> None:
+    def hand_over(
+        self, layer: PromptLayer, queries: torch.Tensor, positions: torch.Tensor, end: int, rows: int
+    ) -> None:
         """Let the method observe a block of queries of the prompt.
 
-        The block's last query sees the first `rows` entries of every head.
+        end: the position of the last query + 1. This query sees the first `rows` entries of every head.
         """
-        before, self.seen = self.seen, int(positions[-1]) + 1
+        before, self.seen = self.seen, end
         self.observe(layer, self.view(layer, queries, positions, rows))
         self.seen = before
 
@@ -150,21 +153,23 @@ class PromptCache:
     def evict(self, indices: Sequence[int]) -> None:
         """Ask the method which entries of these layers to keep, and drop the others."""
         layers = [self.layers[i] for i in indices]
-        for layer, verdict in zip(layers, self._decide(self.acting, layers)):
+        verdicts = self._decide(self.acting, layers)
+        for layer, verdict, counts in zip(layers, verdicts, _kept_counts(verdicts)):
             layer.write(verdict.columns)
             if self.log is not None:
                 for i, key in enumerate(self.noise_keys):
                     heads = zip(layer.positions[i, :, : layer.rows], verdict.keep[i])
                     self.log(key, self.seen, layer.geometry.index, [p[k] for p, k in heads])
-            layer.keep(verdict.keep)
+            layer.keep(verdict.keep, counts)
 
     def reduce(self) -> bool:
         """Evict all layers if the method evicts and the cache is full now. Return whether they were evicted."""
         if not (self.acting.evicts and self.full()):
             return False
         indices, most = [g.index for g in self.evicting], self.allowed()
-        for group in [[i] for i in indices] if self.acting.layerwise else [indices]:
-            self.evict(group)
+        with gathered():
+            for group in [[i] for i in indices] if self.acting.layerwise else [indices]:
+                self.evict(group)
         check_held(self.held(), most)
         self.evictions += 1
         return True
@@ -185,7 +190,7 @@ class PromptCache:
             for g in self.evicting:
                 layer = self.layers[g.index]
                 newest = self._newest_queries(layer, min(growth or 0, layer.queries.shape[2]))
-                self.hand_over(layer, *newest, layer.rows)
+                self.hand_over(layer, *newest, self.seen, layer.rows)
         self.reduce()
 
     def evicted_by(self, method: Method) -> PromptCache:
@@ -210,8 +215,10 @@ class PromptCache:
         other.layers = {i: layer.copy() for i, layer in self.layers.items()}
         if other.full():
             layers = [other.layers[g.index] for g in other.evicting]
-            for layer, verdict in zip(layers, other._decide(method, layers)):
-                layer.keep(verdict.keep)
+            with gathered():
+                verdicts = other._decide(method, layers)
+                for layer, verdict, counts in zip(layers, verdicts, _kept_counts(verdicts)):
+                    layer.keep(verdict.keep, counts)
         both = sum(layer.bytes() for cache in (self, other) for layer in cache.layers.values())
         self.peak_bytes = max(self.peak_bytes, both + self.state_bytes())
         return other
@@ -224,11 +231,22 @@ class PromptCache:
         """In layers with a sliding window, drop the entries that the window no longer covers."""
         for g in self.geometry:
             if g.window is not None:
-                self.layers[g.index].forget_before(self.seen - g.window + 1)
+                self.layers[g.index].forget_before(self.seen - g.window + 1, self.seen)
 
     def held(self) -> float:
         """Return the number of entries that a head holds, a mean over the heads of all layers that are evicted."""
         return sum(self.layers[g.index].held() for g in self.evicting) / max(1, len(self.evicting))
+
+    def _facts_on(self, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """Return `seen`, `prompt_len`, `evictions` and `noise_keys` on a device, each [b].
+
+        Consecutive views with the same numbers share the tensors, so that layers do not repeat their copy.
+        """
+        b = len(self.noise_keys)
+        facts = [[self.seen] * b, [self.prompt_len] * b, [self.evictions] * b, self.noise_keys]
+        if self._facts is None or self._facts[0] != (device, facts):
+            self._facts = (device, facts), upload(np.array(facts, dtype=np.int64), device).unbind()
+        return self._facts[1]
 
     def _newest_queries(self, layer: PromptLayer, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the newest `count` queries of a layer, and their positions."""
@@ -239,3 +257,14 @@ class PromptCache:
         newest = [self._newest_queries(layer, method.needs().width) for layer in layers]
         views = [self.view(layer, *queries, layer.rows) for layer, queries in zip(layers, newest)]
         return select.decide(method, views)
+
+
+def _kept_counts(decisions: Sequence[select.Decision]) -> list[np.ndarray]:
+    """Return how many entries each head keeps, [b, Hk] for each decision. The host waits once, if at all."""
+    known = [decision.count for decision in decisions]
+    if None not in known:
+        return [np.full(decision.keep.shape[:2], count) for decision, count in zip(decisions, known)]
+    sizes = [decision.keep.sum(dim=-1) for decision in decisions]
+    numbers = read(torch.cat([size.flatten().to(sizes[0].device) for size in sizes])).numpy()
+    ends = np.cumsum([size.numel() for size in sizes])
+    return [part.reshape(size.shape) for part, size in zip(np.split(numbers, ends[:-1]), sizes)]

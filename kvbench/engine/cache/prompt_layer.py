@@ -2,7 +2,8 @@
 packed, which removes padding.
 
 After an eviction heads may hold different numbers of entries; shorter heads are then padded to the longest, and `valid`
-marks the places that hold an entry.
+marks the places that hold an entry. The host has a copy of `valid`, so that it need not wait for the device to know how
+many entries a head holds.
 
 Letters: b prompts of equal length (one, except in `EvictionCache` and in a replay), Hk KV heads, n entries per head
 with padding, D head dimension, t new tokens. `rows`: a number of entries per head, counted from the first in storage
@@ -11,12 +12,15 @@ order.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from kvbench.engine.attention.geometry import LayerGeometry
 from kvbench.engine.rules import Rows, no_hidden_states
+from kvbench.engine.upload import upload
 from kvbench.eviction.api import Method
 from kvbench.eviction.columns import expanded
 
@@ -55,11 +59,12 @@ class PromptLayer:
     ) -> None:
         g = self.geometry = geometry
         device = like.device
-        self.keys = torch.zeros(b, g.kv_heads, rows, g.head_dim, device=device, dtype=like.dtype)
-        self.values = torch.zeros(b, g.kv_heads, rows, g.value_dim, device=device, dtype=like.dtype)
-        self.positions = torch.zeros(b, g.kv_heads, rows, device=device, dtype=torch.int64)
+        # Places from `rows` on have arbitrary values.
+        self.keys = torch.empty(b, g.kv_heads, rows, g.head_dim, device=device, dtype=like.dtype)
+        self.values = torch.empty(b, g.kv_heads, rows, g.value_dim, device=device, dtype=like.dtype)
+        self.positions = torch.empty(b, g.kv_heads, rows, device=device, dtype=torch.int64)
         self.specs = expanded(method.columns(), g.group) if g.evicts else ()
-        self.columns = {c.name: torch.full(self.positions.shape, c.init, device=device) for c in self.specs}
+        self.columns = {c.name: torch.empty(self.positions.shape, device=device) for c in self.specs}
         self.states = {
             s.name: torch.zeros(b, *g.state_shape(s), device=device) for s in (method.states() if g.evicts else ())
         }
@@ -69,6 +74,7 @@ class PromptLayer:
         self._hidden_width = hidden if g.evicts else 0
         self.rows = 0
         self.valid: torch.Tensor | None = None  # [b, Hk, rows]; None: every place holds an entry
+        self._exists: np.ndarray | None = None  # the host's copy of `valid`
 
     def append(
         self,
@@ -92,8 +98,8 @@ class PromptLayer:
         self.positions[:, :, self.rows : end] = torch.arange(start, start + t, device=key.device)
         for spec in self.specs:
             self.columns[spec.name][:, :, self.rows : end] = spec.init
-        if self.valid is not None:
-            self.valid = torch.cat([self.valid, torch.ones_like(self.valid[:, :, :1]).expand(-1, -1, t)], dim=2)
+        if self._exists is not None:
+            self._mark(np.pad(self._exists, ((0, 0), (0, 0), (0, t)), constant_values=True))
         if width := self.queries.shape[2]:
             self.queries = torch.cat([self.queries, query[:, :, -width:]], dim=2)[:, :, -width:]
         if width := self._hidden_width:
@@ -102,14 +108,19 @@ class PromptLayer:
             self.hidden = torch.cat([self.hidden, hidden[:, None, -width:]], dim=2)[:, :, -width:]
         self.rows = end
 
-    def keep(self, mask: torch.Tensor) -> None:
-        """Keep the entries that `mask` [b, Hk, rows] marks; drop all others and free their memory."""
-        counts = mask.sum(dim=-1)
+    def keep(self, mask: torch.Tensor, counts: np.ndarray) -> None:
+        """Keep the entries that `mask` [b, Hk, rows] marks; drop all others and free their memory.
+
+        counts: [b, Hk], how many entries each head keeps.
+        """
         longest = int(counts.max())
         # A stable sort moves the kept entries to the front without changing their order.
-        self._take((~mask).to(torch.uint8).argsort(dim=-1, stable=True)[..., :longest])
-        exists = torch.arange(longest, device=mask.device) < counts[..., None]
-        self.valid = None if bool(exists.all()) else exists
+        order = (~mask).view(torch.uint8).argsort(dim=-1, stable=True)[..., :longest]
+        by_vector = order[..., None].expand
+        self._replace(lambda x: x.gather(2, order if x.dim() == 3 else by_vector(-1, -1, -1, x.shape[-1])))
+        self.rows = longest
+        exists = np.arange(longest) < counts[..., None]
+        self._mark(None if exists.all() else exists)
 
     def shown(self, rows: int) -> Rows:
         """Return the first `rows` entries of every head."""
@@ -141,13 +152,19 @@ class PromptLayer:
     def truncate(self, rows: int) -> None:
         """Keep the first `rows` entries of every head and drop the others."""
         self.rows = rows
-        if self.valid is not None:
-            self.valid = self.valid[:, :, :rows]
+        if self._exists is not None:
+            self._mark(self._exists[:, :, :rows])
 
-    def forget_before(self, position: int) -> None:
-        """Drop the entries before `position`, which the sliding window no longer covers."""
-        first = int((self.positions[0, 0, : self.rows] < position).sum())
-        self._take(torch.arange(first, self.rows, device=self.keys.device).expand(*self.positions.shape[:2], -1))
+    def forget_before(self, position: int, end: int) -> None:
+        """Drop the entries before `position`, which the sliding window no longer covers.
+
+        The layer must hold the entries of the newest tokens without a gap. end: the position after the newest token.
+        """
+        last = self.rows
+        first = min(max(0, position - (end - last)), last)
+        if first or last < self.keys.shape[2]:
+            self._replace(lambda x: x[:, :, first:last].clone())
+            self.rows = last - first
 
     def copy(self) -> PromptLayer:
         other = object.__new__(PromptLayer)
@@ -156,15 +173,20 @@ class PromptLayer:
         return other
 
     def pack(self, row: int) -> PackedLayer:
-        keep = torch.ones_like(self.positions[row, :, : self.rows], dtype=torch.bool)
-        if self.valid is not None:
-            keep = self.valid[row]
+        """Return the entries of prompt `row` without padding. They may share the memory of this layer."""
+        lengths, index = [self.rows] * self.geometry.kv_heads, None
+        if self._exists is not None:
+            lengths = self._exists[row].sum(axis=-1).tolist()
+            head, place = np.nonzero(self._exists[row])
+            index = upload(head * self.keys.shape[2] + place, self.keys.device)
 
         def live(x: torch.Tensor) -> torch.Tensor:
-            return x[row, :, : self.rows][keep]
+            if index is None:
+                return x[row, :, : self.rows].flatten(0, 1)
+            return x[row].flatten(0, 1).index_select(0, index)
 
         return PackedLayer(
-            lengths=keep.sum(dim=-1).tolist(),
+            lengths=lengths,
             keys=live(self.keys),
             values=live(self.values),
             positions=live(self.positions).int(),
@@ -176,28 +198,28 @@ class PromptLayer:
 
     def held(self) -> float:
         """Return the number of entries that a head holds, a mean over heads and prompts."""
-        return float(self.rows if self.valid is None else self.valid.float().sum(dim=-1).mean())
+        if self._exists is None:
+            return float(self.rows)
+        return float(self._exists.sum(axis=-1).mean(dtype=np.float32))
 
     def bytes(self) -> int:
         """Return the bytes of K, V, positions (4 each), columns, states, and stored queries and hidden states."""
         tensors = [self.keys, self.values, self.queries, self.hidden, *self.columns.values(), *self.states.values()]
         return sum(t.nbytes for t in tensors) + 4 * self.positions.numel()
 
-    def _take(self, order: torch.Tensor) -> None:
-        """Keep only the entries with the indices `order` [b, Hk, m] in every head, in that order."""
-
-        def taken(x: torch.Tensor) -> torch.Tensor:
-            index = order if x.dim() == 3 else order[..., None].expand(-1, -1, -1, x.shape[-1])
-            return x.gather(2, index)
-
-        self.keys, self.values, self.positions = taken(self.keys), taken(self.values), taken(self.positions)
-        self.columns = {name: taken(column) for name, column in self.columns.items()}
-        self.rows, self.valid = order.shape[-1], None
+    def _mark(self, exists: np.ndarray | None) -> None:
+        self._exists = exists
+        self.valid = None if exists is None else upload(exists, self.keys.device)
 
     def _grow(self, rows: int) -> None:
-        def longer(x: torch.Tensor, fill: float = 0) -> torch.Tensor:
-            shape = (*x.shape[:2], rows - x.shape[2], *x.shape[3:])
-            return torch.cat([x, x.new_full(shape, fill)], dim=2)
+        def longer(x: torch.Tensor) -> torch.Tensor:
+            grown = x.new_empty(*x.shape[:2], rows, *x.shape[3:])
+            grown[:, :, : self.rows] = x[:, :, : self.rows]
+            return grown
 
-        self.keys, self.values, self.positions = longer(self.keys), longer(self.values), longer(self.positions)
-        self.columns = {spec.name: longer(self.columns[spec.name], spec.init) for spec in self.specs}
+        self._replace(longer)
+
+    def _replace(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Replace keys, values, positions and columns by what `change` returns for each."""
+        self.keys, self.values, self.positions = change(self.keys), change(self.values), change(self.positions)
+        self.columns = {name: change(column) for name, column in self.columns.items()}

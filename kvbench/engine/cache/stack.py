@@ -19,9 +19,12 @@ from kvbench.engine import memory
 from kvbench.engine.attention.geometry import LayerGeometry
 from kvbench.engine.cache.slot_cache import EvictingStore, Shape
 from kvbench.engine.rules import Batch, Rows
+from kvbench.eviction.api import Needs
 
 SCRATCH_BYTES = {"cuda": 2 << 30, "cpu": 256 << 20}
 SCRATCH_SHARE = 32  # scratch is also at most 1 / SCRATCH_SHARE of the memory
+COPIES = 2  # float32 copies of the keys (or values) that a method reads, which its code holds at once
+BESIDE = 32  # float32 numbers per entry and head that a decision takes beside keys and values: scores, order, masks
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,6 +34,7 @@ class RowBatch(Batch):
     rows: np.ndarray  # [b] on the host, ascending
     index: torch.Tensor  # [b] `rows` on the device
     at: slice | torch.Tensor  # `index`, or a slice if the rows are consecutive: indexing by a slice copies nothing
+    kernels: bool = False  # whether compaction may run Triton kernels, see `Rules`
 
 
 class Stack(ABC):
@@ -65,12 +69,11 @@ class Stack(ABC):
         """Return the rows of all slots in the layer `members[place]`."""
         return slice(place * self.slots, (place + 1) * self.slots)
 
-    def at_once(self, entries: int, queries: int) -> int:
-        """Return how many rows (each a layer of a slot) one view may have so that its scratch fits `scratch_bytes`.
-
-        entries: entries per head of a row; queries: number of newest queries in the view.
-        """
-        return at_once(self.geometry, entries, queries, scratch_bytes(self.device, memory.total(self.device)))
+    def at_once(self, needs: Needs, entries: int, queries: int, *, kernels: bool, copied: bool) -> int:
+        """Return how many rows one view may have so that its scratch fits `scratch_bytes`, see `at_once`."""
+        sizes = dict(entries=entries, queries=queries, element=self.queries.element_size())
+        scratch = scratch_bytes(self.device, memory.total(self.device))
+        return at_once(self.geometry, needs, scratch, **sizes, kernels=kernels, copied=copied)
 
     def newest_queries(self, batch: RowBatch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the newest `count` queries [b, Hq, count, D], oldest first, and their positions [b, count]."""
@@ -120,8 +123,11 @@ class Stack(ABC):
         """Write the positions and initial column values of the newest `new` entries in each head of these rows."""
 
     @abstractmethod
-    def entries(self, batch: RowBatch) -> Rows:
-        """Return the entries of the batch's rows, with their columns."""
+    def entries(self, batch: RowBatch, *, keys: bool = True, values: bool = True) -> Rows:
+        """Return the entries of the batch's rows, with their columns.
+
+        keys, values: whether to read K and V; the result holds NaN in place of what is not read.
+        """
 
     @abstractmethod
     def write_column(self, batch: RowBatch, name: str, value: torch.Tensor) -> None:
@@ -146,14 +152,44 @@ def _newest(ring: torch.Tensor, batch: RowBatch, count: int) -> tuple[torch.Tens
     return ring.view(-1, dim).index_select(0, rows.view(-1)).view(len(rows), heads, count, dim), positions
 
 
-def at_once(g: LayerGeometry, entries: int, queries: int, scratch: int) -> int:
+def at_once(
+    g: LayerGeometry,
+    needs: Needs,
+    scratch: int,
+    *,
+    entries: int,
+    queries: int,
+    element: int,
+    kernels: bool,
+    copied: bool,
+) -> int:
     """Return how many rows (each a layer of a slot) one view may have so that its scratch fits `scratch` bytes.
 
-    At least 1, even if one row does not fit. g: the geometry of the layers; entries: entries per head of a row;
-    queries: number of newest queries in the view.
+    At least 1, even if one row does not fit.
+
+    Args:
+        g: the geometry of the layers; needs: what the method reads.
+        entries: entries per head of a row; queries: number of newest queries in the view; element: bytes of a number
+            of K and V.
+        kernels: see `Rules`; Triton kernels copy no keys and store no logits.
+        copied: whether the view copies the entries out of the cache.
     """
-    floats = 2 * g.kv_heads * (g.head_dim + g.read_dim) + g.query_heads * queries
-    return max(1, scratch // (4 * max(1, entries) * floats))
+    keys = needs.keys or (queries > 0 and not kernels)
+    head = 4 * (BESIDE + COPIES * (keys * g.head_dim + needs.values * g.read_dim))
+    if copied:
+        head += element * (shows_keys(needs, queries) * g.head_dim + needs.values * g.value_dim)
+    logits = 0 if kernels else 4 * g.query_heads * queries
+    return max(1, scratch // (max(1, entries) * (g.kv_heads * head + logits)))
+
+
+def shows_keys(needs: Needs, queries: int) -> bool:
+    """Return whether a view with so many queries shows keys. In latent attention, values are read from keys."""
+    return needs.keys or needs.values or queries > 0
+
+
+def unread(x: torch.Tensor, *size: int) -> torch.Tensor:
+    """Return NaN [*size, D] in place of entries of x [..., D], in the memory of one number."""
+    return x.new_full((1,), torch.nan).expand(*size, x.shape[-1])
 
 
 def scratch_bytes(device: torch.device, total: int) -> int:

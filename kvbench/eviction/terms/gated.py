@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast, get_args
 
-from kvbench.eviction.api import Column, Method, Protect, option
+from kvbench.eviction.api import Column, Method, Needs, Protect, option
 from kvbench.eviction.columns import GivenColumn
 from kvbench.eviction.learned import LearnedWeights, Shapes, Sizes
 from kvbench.eviction.new_tokens import NewTokens
@@ -53,6 +53,9 @@ class Gated(Method):
 
     def protect(self, budget: int) -> Protect:
         return Protect(recent=self.recent)
+
+    def needs(self) -> Needs:
+        return Needs(keys=self.knorm)
 
     def on_tokens(self, new: NewTokens) -> dict[str, torch.Tensor]:
         """Return the column `log_beta` of new tokens: the gate computes it once, and every later eviction reads it.

@@ -29,7 +29,7 @@ class PromptVote(Method):
         return self.heads == "query"
 
     def needs(self) -> Needs:
-        return Needs(queries="window", window=self.window)
+        return Needs(queries="window", window=self.window, keys=False)
 
     def protect(self, budget: int) -> Protect:
         return Protect(recent=self.window)

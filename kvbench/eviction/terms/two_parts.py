@@ -70,7 +70,7 @@ class AnswerPart(Method):
         return torch.where(prompt, paid + 2, paid)  # attention is at most 1
 
     def needs(self) -> Needs:
-        return Needs(queries="last")
+        return Needs(queries="last", keys=False)
 
     def protect(self, budget: int) -> Protect:
         return Protect(recent=self.recent)

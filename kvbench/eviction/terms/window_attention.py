@@ -1,14 +1,16 @@
 """Attention of queries to the cached entries. Methods that score entries by attention use it through
 `LayerView.attend`, except `golden`, `expected-attention` and the presses of kvpress.
 
-All arithmetic is in float32. Absolute positions decide which keys a query sees, because the cache is not in text order
-and may have gaps. Invalid entries are ignored. Queries are processed in blocks, which bounds the scratch memory.
-Methods differ in the arguments `domain`, `order`, `reduce_g` and `reduce_q` of `window_attention`.
+All arithmetic is in float32; on a GPU, Triton kernels do it (`window_attention_kernel`). Absolute positions decide
+which keys a query sees, because the cache is not in text order and may have gaps. Invalid entries are ignored. Queries
+are processed in blocks, which bounds the scratch memory. Methods differ in the arguments `domain`, `order`, `reduce_g`
+and `reduce_q` of `window_attention`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Literal
 
 from kvbench.eviction.planned_device import on_gpu
@@ -22,6 +24,9 @@ Reduce = Literal["mean", "sum", "max", "min"]
 # the fresh pages of large buffers would cost more than the arithmetic.
 SCRATCH_FLOATS = 1 << 25
 CPU_BLOCK_FLOATS = 1 << 17
+LARGEST = 512  # bytes of a key in the Triton kernel, so that its tiles fit into shared memory
+MOST_HEADS = 64  # query heads of a group in the Triton kernel
+LOGITS_NEED_A_REDUCTION = "order 'group_then_softmax' reduces logits over the group; give reduce_g, not None"
 HIDDEN = 1e30  # times a distance of -1 or less, this makes a logit that the softmax turns into 0
 
 
@@ -41,6 +46,7 @@ def window_attention(
     own_keys: torch.Tensor | None = None,
     own_positions: torch.Tensor | None = None,
     newest: Sequence[int] = (),
+    kernels: bool = False,
 ) -> torch.Tensor:
     """Return softmax attention of queries to cached keys, reduced over the query heads of a group and over the queries.
 
@@ -59,6 +65,8 @@ def window_attention(
             in the result.
         newest: for each number n, return the sum over the newest n queries, in an axis before N. `reduce_q` must be
             "sum".
+        kernels: whether Triton kernels may compute the result, which need a GPU. They serve all arguments but
+            `own_keys` and "min", very large keys and very large groups.
     """
     if newest and reduce_q != "sum":
         raise ValueError(f'sums over the newest queries need reduce_q="sum"; got {reduce_q!r}')
@@ -78,6 +86,10 @@ def window_attention(
     # A key that no query may see is infinitely far in the future. float32 holds positions below 2^24 exactly.
     times = key_positions.float()
     times = times if visible is None else times.masked_fill(~visible, float("inf"))
+    served = own_keys is None and "min" not in (reduce_g, reduce_q) and 0 < hq <= MOST_HEADS * keys.shape[1] and w > 0
+    if kernels and served and keys.shape[-1] * keys.element_size() <= LARGEST:
+        out = _by_kernel(queries, keys, times, query_positions, scaling, softcap, order, reduce_g, reduce_q, newest)
+        return out / w if reduce_q == "mean" else out
     blind = _blind(times, query_positions)
     # Sums over both axes may be taken in any order, and over the queries first they are cheaper.
     queries_first = order == "softmax_then_group" and {reduce_g, reduce_q} <= {"mean", "sum"}
@@ -103,6 +115,43 @@ def window_attention(
     out = parts[0] if len(parts) == 1 else torch.cat(parts)
     out = _reduce(out, reduce_g, dim=2) if queries_first and reduce_g else out
     return out / w if reduce_q == "mean" else out
+
+
+def _by_kernel(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    times: torch.Tensor,
+    query_positions: torch.Tensor,
+    scaling: float,
+    softcap: float | None,
+    order: Order,
+    reduce_g: Reduce | None,
+    reduce_q: Reduce | None,
+    newest: Sequence[int],
+) -> torch.Tensor:
+    """Return what `window_attention` returns, with sums in place of means over queries. times: as for `_bias`."""
+    if order == "group_then_softmax" and reduce_g is None:
+        raise ValueError(LOGITS_NEED_A_REDUCTION)
+    (b, hk, n, _), (w, g) = keys.shape, (queries.shape[2], queries.shape[1] // keys.shape[1])
+    kept = [] if reduce_g else [g]
+    kept += [len(newest)] if newest else [] if reduce_q else [w]
+    out = queries.new_empty(b, hk, *kept, n, dtype=torch.float32)
+    totals = queries.new_empty(b, hk, 1 if order == "group_then_softmax" else g, w, dtype=torch.float32)
+    if not queries.is_meta:  # the memory plan counts the tensors only
+        from kvbench.eviction.terms.window_attention_kernel import launch
+
+        queries, keys = (x if x.stride(-1) == 1 else x.contiguous() for x in (queries.detach(), keys.detach()))
+        with torch.cuda.device(keys.device) if keys.is_cuda else nullcontext():
+            launch(
+                *(queries, keys, times.contiguous(), query_positions.contiguous(), out, totals),
+                scaling=scaling,
+                softcap=softcap,
+                group_first=order == "group_then_softmax",
+                reduce_g=reduce_g,
+                reduce_q=reduce_q,
+                newest=tuple(newest),
+            )
+    return out
 
 
 def reduced_group(sums: torch.Tensor, how: Reduce | None) -> torch.Tensor:
@@ -179,7 +228,7 @@ def _probabilities(logits: torch.Tensor, bias: torch.Tensor, order: Order, how: 
     """
     if order == "group_then_softmax":
         if how is None:
-            raise ValueError("order 'group_then_softmax' reduces logits over the group; give reduce_g, not None")
+            raise ValueError(LOGITS_NEED_A_REDUCTION)
         return _reduce(logits, how, dim=2).add_(bias).softmax(dim=-1)
     probabilities = logits.add_(bias[:, :, None]).softmax(dim=-1)
     return probabilities if how is None else _reduce(probabilities, how, dim=2)

@@ -73,7 +73,7 @@ class WindowVote(Method):
         return self.compat == "reference"
 
     def needs(self) -> Needs:
-        return Needs(queries="window", window=self.voters)
+        return Needs(queries="window", window=self.voters, keys=False)
 
     def protect(self, budget: int) -> Protect:
         return Protect(recent=self.voters)
