@@ -6,7 +6,8 @@ difference of question q then has the variance 2 v_q / k with k samples. The low
 -M with 80% power if M >= (t_95 + t_80) sqrt(v / (k Q)). Here v is the mean of 2 v_q over the Q questions, as far as
 they have several samples; t_95 and t_80 are quantiles of Student's t. This holds if the two runs draw their answers
 with independent noise. If both runs sample with the same noise, their answers to a question are correlated, and fewer
-questions suffice. `_noise` and `needed` say what holds with one sample per question and without spread.
+questions suffice. Two cases have rules of their own: one sample per question (see `_noise`), and scores that never
+vary (see `needed`).
 """
 
 from __future__ import annotations

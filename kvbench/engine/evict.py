@@ -137,7 +137,7 @@ class Evictor:
             layer = np.zeros_like(rows) if self.stacked else rows // stack.slots
             for some in _equal(rows, *stack.shown(rows), size, layer):
                 shown, _ = stack.shown(some[:1])
-                most = self._at_once(stack, int(shown[0]), queries, copied=not _consecutive(some))
+                most = self._at_once(stack, int(shown[0]), queries)
                 for first in range(0, len(some), most):
                     part = some[first : first + most]
                     yield stack, self._batch(stack, part, sizes[int(part[0]) % stack.slots])
@@ -198,19 +198,20 @@ class Evictor:
         stack = self.cache.stacks[0]
         return self._at_once(stack, self._shown(slot, together=True)[0], self.needs.width) // len(stack.members)
 
-    def _at_once(self, stack: Stack, entries: int, queries: int, copied: bool = True) -> int:
+    def _at_once(self, stack: Stack, entries: int, queries: int) -> int:
         """Return how many rows of a stack one view may show, see `stack.at_once`."""
-        return stack.at_once(self.needs, entries, queries, kernels=self.rules.kernels, copied=copied)
+        return stack.at_once(self.needs, entries, queries, kernels=self.rules.kernels)
 
     def _batch(self, stack: Stack, rows: np.ndarray, allowed: int, together: tuple[int, ...] = ()) -> RowBatch:
         slots = rows % stack.slots
         facts = [self.cache.seen, self.prompt_len, self.evictions, self.noise_key]
         table = np.stack([rows, stack.layer_indices(rows), *(np.array(fact)[slots] for fact in facts)])
         index, layers, seen, prompt_len, evictions, noise_key = upload(table, stack.device).unbind()
+        consecutive = int(rows[-1]) - int(rows[0]) == len(rows) - 1
         return RowBatch(
             rows=rows,
             index=index,
-            at=slice(int(rows[0]), int(rows[-1]) + 1) if _consecutive(rows) else index,
+            at=slice(int(rows[0]), int(rows[-1]) + 1) if consecutive else index,
             kernels=self.rules.kernels,
             layers=layers if self.stacked else None,
             seen=seen,
@@ -254,10 +255,6 @@ class Evictor:
             hidden=stack.newest_hidden(batch, min(self.needs.hidden, stack.hidden.shape[2])),
             states=stack.states_of(batch),
         )
-
-
-def _consecutive(rows: np.ndarray) -> bool:
-    return int(rows[-1]) - int(rows[0]) == len(rows) - 1
 
 
 def _equal(rows: np.ndarray, *keys: np.ndarray) -> Iterator[np.ndarray]:

@@ -135,6 +135,8 @@ def run_probes(cache: PromptCache, prompt: ReadPrompt, forward: Forward, block: 
         cache.recurrent = states
         for index, layer in cache.layers.items():
             layer.truncate(rows[index])
+            if not layer.geometry.evicts:
+                layer.shrink()
 
 
 def _run(probe: Probe, cache: PromptCache, target: PromptCache, forward: Forward, block: int) -> int:

@@ -69,7 +69,7 @@ class PromptBytes:
     def _packed(self) -> int:
         """Return the bytes that packing copies in all layers: positions, and whole entries if heads are uneven."""
         if self.method.uniform:
-            return 4 * self.left * sum(g.kv_heads for g in self.stored)
+            return sum(4 * g.kv_heads * (self.left if g.evicts else self.rows) for g in self.stored)
         return self._bytes(self.stored, replace(self._after(), queries=0, recurrent=()))
 
     def reading(self, whole: bool) -> int:

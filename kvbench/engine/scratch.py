@@ -51,9 +51,10 @@ class Ticks:
     most: int
 
     def at(self, slots: int) -> int:
-        """Return the bytes with this many slots, interpolated linearly between the counted numbers of slots.
+        """Return the scratch bytes of evictions with this many slots.
 
-        Beyond the largest counted number, the last line is continued up to `most` slots.
+        They are interpolated linearly between two pairs of `sizes`. Beyond the last pair the line of the last two pairs
+        goes on, up to `most` slots; more slots add no bytes.
         """
         together, (before, after) = min(slots, self.most), (self.sizes[0], self.sizes[-1])
         for pair in itertools.pairwise(self.sizes):
@@ -211,7 +212,6 @@ class Scratch:
             queries=queries,
             element=self.meta.dtype.itemsize,
             kernels=self.meta.kernels,
-            copied=True,
         )
 
     def _compacting(self, held: Shape) -> int:

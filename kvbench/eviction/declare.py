@@ -35,8 +35,8 @@ class Needs:
     # Decode steps may then sum their attention; `observe` gets the sums, and the engine does not store the queries.
     sums: bool = False
     values: bool = False  # whether `score` or `observe` reads `view.values`
-    # Whether `score` or `observe` itself reads `view.keys`, not only `view.attend` and `redundancy` do. If not, views
-    # show more layers and sequences at once, and views without queries may show NaN in place of keys.
+    # Whether `score` or `observe` itself reads `view.keys`, not only `view.attend` (and `redundancy` beside it) does.
+    # If not, views show more layers and sequences at once, and views without queries show NaN in place of keys.
     keys: bool = True
     rope: bool = False  # whether the method uses `view.rope` or `view.rotate`
     probes: bool = False  # whether `probes` yields any

@@ -11,7 +11,8 @@ from kvbench.lazy import torch
 class Every:
     """Evict after every `interval` generated tokens of a sequence if the sequence then holds more than its budget.
 
-    at_budget: call the method also when the sequence holds exactly its budget; columns may then change.
+    at_budget: call the method also when the sequence holds exactly its budget; the method then evicts nothing, but may
+    update its columns.
     after: the number of generated tokens after which the first interval begins.
     """
 

@@ -99,8 +99,8 @@ def _comparisons(count: int) -> str:
 
 
 def _tests(pairs: Sequence[Paired]) -> list[str]:
-    """Return at most two notes on how errors and tests were corrected because clusters have unequal sizes. Notes on the
-    comparisons with the fewest degrees of freedom come first."""
+    """Return notes on how standard errors and significance tests allow for clusters of unequal size: at most two
+    different notes, on the comparisons with the fewest degrees of freedom."""
     lines = [_correction(one) for one in sorted(pairs, key=lambda one: one.df) if not one.equal]
     return list(dict.fromkeys(filter(None, lines)))[:2]
 

@@ -105,7 +105,8 @@ class PredictorRecipe(TraceRecipe):
         return {"loss": float(loss) / guess.shape[-1], "r2": r2}
 
     def pair(self, trace: Trace) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the predictions for the first n tokens of a trace, and their targets, both [L, Hk, n]."""
+        """Return the predictions for the first n tokens of a trace, and their targets, both [L, Hk, n]; `text` says how
+        many tokens n is."""
         hidden, target = self.read(trace)
         return torch.cat([self._predicted(layer, x, target) for layer, x in zip(self.layers, hidden)]), target
 
@@ -114,7 +115,8 @@ class PredictorRecipe(TraceRecipe):
         return self.predict(NewTokens(layer=layer, hidden=hidden, keys=none, values=none, weights=self.trained))
 
     def read(self, trace: Trace) -> tuple[Sequence[torch.Tensor], torch.Tensor]:
-        """Return each layer's hidden states [1, n, D] of a trace's first n tokens, and their targets [L, Hk, n]."""
+        """Return each layer's hidden states [1, n, D] of a trace's first n tokens, and their targets [L, Hk, n]; `text`
+        says how many tokens n is."""
         ids, n = self.text(trace)
         found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 

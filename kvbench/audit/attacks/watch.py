@@ -95,8 +95,8 @@ def watch(grader: subprocess.Popen[bytes], folder: Path, port: int | None, known
 def survivors(known: Iterable[int]) -> list[int]:
     """Wait half a second, kill the processes that outlived the grader, and return the ids of these processes.
 
-    The grader has ended, so every descendant that this process still has outlived the grader. known: ids of descendants
-    that do not belong to the grader; they are left alone.
+    The grader has ended, so every descendant of this process that still runs has outlived the grader. known: ids of
+    descendants that do not belong to the grader; they are left alone.
     """
     time.sleep(_SETTLE_SECONDS)
     table = _table()

@@ -167,7 +167,8 @@ class ReferenceCache:
     def append(self, seen: int) -> None:
         """Add one entry per new token in every layer, up to `seen` tokens in all.
 
-        The first call also shows the queries of these tokens to a method that needs all since the last eviction.
+        The first call also shows the queries of these tokens to a method that needs all queries since the last
+        eviction.
         """
         first = self.seen == 0
         for layer in self.layers:

@@ -1,4 +1,4 @@
-"""Compaction on a GPU, by two Triton kernels instead of some twenty launches of PyTorch per eviction.
+"""Compaction on a GPU, by two Triton kernels instead of some forty launches of PyTorch per view.
 
 `_list` pairs the kept entries of a head that must move with the head's holes, as `stack.moves` does. `_move` copies
 these entries, in up to `TOGETHER` tensors at once. In a head that keeps c entries, the entries that move lie at places

@@ -155,6 +155,10 @@ class PromptLayer:
         if self._exists is not None:
             self._mark(self._exists[:, :, :rows])
 
+    def shrink(self) -> None:
+        """Free the places behind the last entry."""
+        self._replace(lambda x: x[:, :, : self.rows].clone())
+
     def forget_before(self, position: int, end: int) -> None:
         """Drop the entries before `position`, which the sliding window no longer covers.
 

@@ -69,11 +69,11 @@ class Stack(ABC):
         """Return the rows of all slots in the layer `members[place]`."""
         return slice(place * self.slots, (place + 1) * self.slots)
 
-    def at_once(self, needs: Needs, entries: int, queries: int, *, kernels: bool, copied: bool) -> int:
+    def at_once(self, needs: Needs, entries: int, queries: int, *, kernels: bool) -> int:
         """Return how many rows one view may have so that its scratch fits `scratch_bytes`, see `at_once`."""
         sizes = dict(entries=entries, queries=queries, element=self.queries.element_size())
         scratch = scratch_bytes(self.device, memory.total(self.device))
-        return at_once(self.geometry, needs, scratch, **sizes, kernels=kernels, copied=copied)
+        return at_once(self.geometry, needs, scratch, **sizes, kernels=kernels)
 
     def newest_queries(self, batch: RowBatch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the newest `count` queries [b, Hq, count, D], oldest first, and their positions [b, count]."""
@@ -161,7 +161,6 @@ def at_once(
     queries: int,
     element: int,
     kernels: bool,
-    copied: bool,
 ) -> int:
     """Return how many rows (each a layer of a slot) one view may have so that its scratch fits `scratch` bytes.
 
@@ -171,15 +170,15 @@ def at_once(
         g: the geometry of the layers; needs: what the method reads.
         entries: entries per head of a row; queries: number of newest queries in the view; element: bytes of a number
             of K and V.
-        kernels: see `Rules`; Triton kernels copy no keys and store no logits.
-        copied: whether the view copies the entries out of the cache.
+        kernels: see `Rules`; Triton kernels copy no keys and store no logits, at most one number per query and KV head.
+
+    The view's copy of the entries is counted, although a dense cache shows consecutive rows without a copy.
     """
     keys = needs.keys or (queries > 0 and not kernels)
     head = 4 * (BESIDE + COPIES * (keys * g.head_dim + needs.values * g.read_dim))
-    if copied:
-        head += element * (shows_keys(needs, queries) * g.head_dim + needs.values * g.value_dim)
-    logits = 0 if kernels else 4 * g.query_heads * queries
-    return max(1, scratch // (max(1, entries) * (g.kv_heads * head + logits)))
+    head += element * (shows_keys(needs, queries) * g.head_dim + needs.values * g.value_dim)
+    rows = g.kv_heads if kernels else g.query_heads
+    return max(1, scratch // (max(1, entries) * (g.kv_heads * head + 4 * rows * queries)))
 
 
 def shows_keys(needs: Needs, queries: int) -> bool:

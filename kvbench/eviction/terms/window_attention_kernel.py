@@ -53,12 +53,12 @@ def launch(
     heads = triton.next_power_of_2(group)
     most = max(LEAST // heads, ROWS // heads)
     block = min(max(1, LEAST // heads, triton.next_power_of_2(w)), most)  # queries per block
-    sizes: dict[str, Any] = dict(HK=hk, G=group, GP=heads, W=w, WB=block, D=d, DP=max(16, triton.next_power_of_2(d)))
+    sizes: dict[str, Any] = dict(HK=hk, G=group, GP=heads, WB=block, D=d, DP=max(16, triton.next_power_of_2(d)))
     sizes |= dict(TILE=TILE, CAP=softcap is not None, HOW_G=reduce_g or "none", FIRST=group_first)
     sizes["DOT"] = tl.float32 if triton.knobs.runtime.interpret else None  # the interpreter lacks bfloat16
     strides = *queries.stride()[:3], *keys.stride()[:3]
     shared = queries, keys, times, query_positions, totals
-    numbers = *strides, n, scaling, 0.0 if softcap is None else softcap
+    numbers = *strides, n, w, scaling, 0.0 if softcap is None else softcap
     how = dict(num_warps=WARPS, num_stages=STAGES)
     _normalise[(b * hk * triton.cdiv(w, block),)](*shared, *numbers, **sizes, **how)
     for i, count in enumerate(newest or (w,)):
@@ -73,8 +73,8 @@ def launch(
 
 @triton.jit
 def _queries(  # type: ignore[no-untyped-def]
-    Q, POSITIONS, head, first, q_batch, q_head, q_row,
-    HK: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, W: tl.constexpr, WB: tl.constexpr, D: tl.constexpr,
+    Q, POSITIONS, head, first, q_batch, q_head, q_row, W,
+    HK: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, WB: tl.constexpr, D: tl.constexpr,
     DP: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """Return WB queries of each head of a group as rows [GP * WB, DP], and their positions [WB]; -1 beyond the last."""
@@ -123,22 +123,22 @@ def _over_group(x, lowest, G: tl.constexpr, GP: tl.constexpr, HOW: tl.constexpr)
     """Reduce x [GP, ...] over its first G elements. lowest: a number that no element is below."""
     here = (tl.arange(0, GP) < G)[:, None, None]
     if HOW == "max":
-        return tl.max(tl.where(here, x, lowest), 0)
+        return tl.max(tl.where(here, x, lowest), 0) + 0.0 * tl.sum(tl.where(here, x, 0.0), 0)  # NaN stays NaN
     total = tl.sum(tl.where(here, x, 0.0), 0)
     return total / G if HOW == "mean" else total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["W"])
 def _normalise(  # type: ignore[no-untyped-def]
-    Q, K, TIMES, POSITIONS, TOTALS, q_batch, q_head, q_row, k_batch, k_head, k_row, n, scaling, softcap,
-    HK: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, W: tl.constexpr, WB: tl.constexpr, D: tl.constexpr,
+    Q, K, TIMES, POSITIONS, TOTALS, q_batch, q_head, q_row, k_batch, k_head, k_row, n, W, scaling, softcap,
+    HK: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, WB: tl.constexpr, D: tl.constexpr,
     DP: tl.constexpr, TILE: tl.constexpr, CAP: tl.constexpr, HOW_G: tl.constexpr, FIRST: tl.constexpr,
     DOT: tl.constexpr,
 ):  # fmt: skip
     """Store the logarithms of the softmax's denominators for a block of queries; inf for a query that sees no key."""
     blocks = tl.cdiv(W, WB)
     head, first = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * WB
-    query, position = _queries(Q, POSITIONS, head, first, q_batch, q_head, q_row, HK, G, GP, W, WB, D, DP, DOT)
+    query, position = _queries(Q, POSITIONS, head, first, q_batch, q_head, q_row, W, HK, G, GP, WB, D, DP, DOT)
     GROUP: tl.constexpr = 1 if FIRST else GP
     top = tl.full([GROUP, WB], float("-inf"), tl.float32)
     total = tl.zeros([GROUP, WB], tl.float32)
@@ -149,18 +149,19 @@ def _normalise(  # type: ignore[no-untyped-def]
         before, top = top, tl.maximum(top, tl.max(logits, 2))
         safe = tl.where(top == float("-inf"), 0.0, top)  # the difference of two infinities is NaN
         total = total * tl.exp(before - safe) + tl.sum(tl.exp(logits - safe[:, :, None]), 2)
-    result = tl.where(total > 0, top + tl.log(tl.where(total > 0, total, 1.0)), float("inf"))
+    blind = total == 0
+    result = tl.where(blind, float("inf"), top + tl.log(tl.where(blind, 1.0, total)))
     g, w = tl.arange(0, GROUP), first + tl.arange(0, WB)
     KEPT: tl.constexpr = 1 if FIRST else G
     at = (head * KEPT + g)[:, None] * W + w[None, :]
     tl.store(TOTALS + at, result, mask=(g < KEPT)[:, None] & (w < W)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["W", "oldest", "place"])
 def _pay(  # type: ignore[no-untyped-def]
-    Q, K, TIMES, POSITIONS, TOTALS, OUT, q_batch, q_head, q_row, k_batch, k_head, k_row, n, scaling, softcap, oldest,
-    place,
-    HK: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, W: tl.constexpr, WB: tl.constexpr, D: tl.constexpr,
+    Q, K, TIMES, POSITIONS, TOTALS, OUT, q_batch, q_head, q_row, k_batch, k_head, k_row, n, W, scaling, softcap,
+    oldest, place,
+    HK: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, WB: tl.constexpr, D: tl.constexpr,
     DP: tl.constexpr, TILE: tl.constexpr, CAP: tl.constexpr, HOW_G: tl.constexpr, FIRST: tl.constexpr,
     DOT: tl.constexpr, NEWEST: tl.constexpr, HOW_Q: tl.constexpr,
 ):  # fmt: skip
@@ -175,7 +176,7 @@ def _pay(  # type: ignore[no-untyped-def]
     g = tl.arange(0, GROUP)
     received = tl.zeros([WIDE, TILE], tl.float32)
     for first in range(oldest, W, WB):
-        query, position = _queries(Q, POSITIONS, head, first, q_batch, q_head, q_row, HK, G, GP, W, WB, D, DP, DOT)
+        query, position = _queries(Q, POSITIONS, head, first, q_batch, q_head, q_row, W, HK, G, GP, WB, D, DP, DOT)
         logits = _logits(query, position, key, time, scaling, softcap, G, GP, WB, TILE, CAP, HOW_G, FIRST)
         w = first + tl.arange(0, WB)
         total = tl.load(
@@ -192,7 +193,7 @@ def _pay(  # type: ignore[no-untyped-def]
             here = (kept < OUT_G)[:, None, None] & (w < W)[None, :, None] & (at < n)[None, None, :]
             tl.store(OUT + row, paid, mask=here)
         elif HOW_Q == "max":
-            received = tl.maximum(received, tl.max(paid, 1))
+            received = tl.maximum(received, tl.max(paid, 1)) + 0.0 * tl.sum(paid, 1)  # NaN stays NaN
         else:
             received += tl.sum(paid, 1)
     if HOW_Q != "none":

@@ -17,7 +17,7 @@ _BREAKS = re.compile(r"([\n\t])")
 
 @functools.lru_cache(1 << 14)  # each page clears the cache: the environment's secrets may have changed
 def shown(text: str) -> str:
-    """Return a text with hidden secrets and escaped control and text-direction characters. Line ends and tabs stay."""
+    """Hide the secrets in a text, and escape its control and text-direction characters. Line ends and tabs stay."""
     hidden = redact_text(text)
     if hidden.isascii() and hidden.replace("\n", "").isprintable():
         return hidden

@@ -2,8 +2,8 @@
 turn, shown in both orders.
 
 A score is the mean over the turns that have a verdict. After a reply without a verdict the judge gets the same request
-once more; after a second such reply the turn has no verdict. Aux `invalid` counts these replies. A rating outside 1 to
-10 is no verdict. (FastChat accepts such a rating, although its prompt limits the scale to 1 to 10.)
+once more; after a second such reply the turn has no verdict. Aux `invalid` counts all replies without a verdict. A
+rating outside 1 to 10 is no verdict. (FastChat accepts such a rating, although its prompt limits the scale to 1 to 10.)
 """
 
 from __future__ import annotations
