@@ -127,7 +127,7 @@ class Evictor:
             self.cache.fresh[s] = 0
 
     def _batches(self, sizes: Mapping[int, int], queries: int) -> Iterator[Part]:
-        """Yield batches of rows (each one layer of one slot), each batch for one view.
+        """Yield batches of rows. A row is one layer of one slot; one view shows all rows of a batch.
 
         sizes: maps each slot to the entries per head that it may keep; queries: number of newest queries in a view.
         """

@@ -25,8 +25,8 @@ class PromptBytes:
     same number of entries.
 
     Attributes:
-        geometry: all layers; a sliding window is as wide as the entries that it holds while a prompt is read. stored:
-            the layers among them whose entries this device holds.
+        geometry: all layers. In place of the model's sliding window, `window` is the number of entries per head that
+            the layer holds while a prompt is read. stored: those of these layers whose entries this device holds.
         held: what each layer stores beside keys and values before its eviction (`held.rows` is ignored). hidden_left:
             how many of the newest hidden states each layer still stores after its eviction.
         rows: entries per head before the eviction; left: entries per head after it, with the tail (`layout.Lengths`).

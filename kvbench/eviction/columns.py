@@ -1,4 +1,5 @@
-"""Two special kinds of column: one has a value per query head, the other gets its first values from the method."""
+"""Two special kinds of column: one has a value per query head, in the other the method gives each new entry
+its initial value."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ class QueryHeadColumn(Column):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenColumn(Column):
-    """A column whose first values `Method.on_tokens` computes; it must give one for every new entry."""
+    """A column in which every new entry starts with a value that `Method.on_tokens` computes, instead of `init`."""
 
     init: float = float("nan")
 

@@ -61,8 +61,8 @@ def train(
         evaluate: steps between two computations of the held-out figures; 0: only before and after the training.
         checkpoint_seconds: the least time between two checkpoints; n times as much if writing the last checkpoint took
             n > 1 seconds. The last step always ends with a checkpoint.
-        on_step: called after every step; its figures include the newest held-out figure that this call has computed
-            between two steps, if there is one.
+        on_step: called after every step with the step's figures. With `evaluate`, they include the newest value of the
+            main held-out figure, once this call of `train` has computed one after a step.
 
     Raises:
         UserError: `out` holds a training with other settings, or the processes cannot divide the batch equally.

@@ -228,8 +228,9 @@ class PagedCache(SlotCache):
     def settle(self, sizes: Mapping[int, int]) -> None:
         """Drop the entries that the method's decisions (`Cut`) do not keep. `sizes` is not used.
 
-        One copy from the device to the host brings the numbers of kept entries. The same copy brings the results of
-        checks of eviction decisions that were delayed until now; a check that failed raises its error.
+        One copy from the device to the host brings the numbers of kept entries. It also brings the results of delayed
+        checks (checks of eviction decisions whose results were not read until now); the first check that failed raises
+        its error.
         """
         cuts = [(stack, cut) for stack in self.stacks for cut in stack.cuts()]
         if not cuts:

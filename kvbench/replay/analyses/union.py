@@ -2,16 +2,17 @@
 
 After G-KV (arXiv 2512.00504, Figures 1 and 16): the last window of an answer is compared with the window before it, and
 with the union of all windows before it. A window is 16 successive queries (`api.WINDOW`). Its attention is, per KV
-head, a mean over its queries and over the query heads of a group. Let N be the number of tokens older than the window
-before the last. For each share r (5%, 10%, ..., 95%), a window's best tokens are the r * N of these tokens that get
-most of its attention:
+head, a mean over its queries and over the query heads of a group. The tokens older than the window before the last are
+the candidates; N is their number. For each share r (5%, 10%, ..., 95%), a window's best tokens are the r * N candidates
+that get most of its attention:
 
     before  share of the last window's best tokens that are best tokens of the window before it
     union   share of the last window's best tokens that are best tokens of at least one earlier window
-    size    share of the N tokens that are best tokens of at least one earlier window: the expected `union` if the last
-            window's best tokens were a random choice
+    size    share of the candidates that are best tokens of at least one earlier window: the expected `union` if the
+            last window's best tokens were a random choice
 
-A window before the last two ranks only the tokens older than itself. Its best tokens are the best share r of these.
+Windows earlier than the last two are older than some candidates. Such a window ranks only the candidates older than
+itself, and its best tokens are the best share r of those.
 
 Memory holds 2 Hk T numbers per layer and trace (Hk: KV heads, T: tokens).
 """
