@@ -21,8 +21,8 @@ COST = ("method", "budget", "after", "peak", "KV peak", "length", "truncated", "
 
 @dataclass(frozen=True, slots=True)
 class Comparison(Report):
-    """A report of a comparison: the verdict and the cost of each cell that BASE has and NEW should have. Notes name the
-    cells that only NEW has, and the cells that --map leaves out."""
+    """A report of a comparison: the verdict and the cost of each cell of BASE, "missing" if NEW lacks the cell. Notes
+    name the cells that only NEW has, and the cells that --map leaves out of the comparison."""
 
     name: ClassVar[str] = "compare"
     about: ClassVar[str] = (

@@ -233,8 +233,8 @@ def check_evicts(geometry: Sequence[LayerGeometry], longest: int) -> None:
         window = max(g.window or 0 for g in geometry)
         raise UserError(
             f"every layer of the model has a sliding window (of at most {window} tokens; sequences have up to "
-            f"{longest}), so there is nothing to evict. Use --method full, or lower --max-new-tokens until a window "
-            "holds a whole sequence."
+            f"{longest}), from which methods do not evict, so there is nothing to evict. Use --method full, or lower "
+            "--max-new-tokens: a layer whose window holds a whole sequence is evicted as others are."
         )
 
 

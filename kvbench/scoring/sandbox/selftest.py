@@ -103,7 +103,8 @@ def _run(box: Box, escape: escapes.Escape, values: dict[str, Any]) -> list[str]:
 
 @contextlib.contextmanager
 def _scene(limits: Limits) -> Iterator[dict[str, Any]]:
-    """Create targets for the escapes outside the box (writable files, sockets), and yield the values for `fill`."""
+    """Create, outside the box, what the escape programs try to reach (writable files, sockets). Yield the values that
+    `fill` writes into these programs."""
     folder = Path(tempfile.mkdtemp(prefix="kvbench-probe-"))
     abstract = f"kvbench-probe-{secrets.token_hex(8)}"
     with socket.socket() as listener, socket.socket(socket.AF_UNIX) as local:

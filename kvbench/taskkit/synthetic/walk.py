@@ -168,9 +168,9 @@ def _cycle_through_00(n_lines: int, draw: Draw) -> tuple[list[int], list[int]]:
 def score(problem: Problem, output: str) -> Score:
     """Return the scores of an output.
 
-    exact: 1 if the output has the right number of steps and the same end as the solution. partial: the share of steps
-    before the first error. A wrong walk may stop at the right step, so `exact` has a chance level of 0.01 to 0.05;
-    `partial` does not.
+    exact: 1 if the output has as many steps as the solution, and the same text after them. partial: the share of steps
+    before the first error. A walk with wrong steps may by chance have as many, so `exact` has a chance level of 0.01 to
+    0.05; `partial` has none.
     """
     text = said(output)
     head, stopped, rest = text.partition(" Answer")
