@@ -76,12 +76,12 @@ def bare(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a setting's value as a message shows it; None: "none"."""
+    """Return a setting's value in the form that messages show; None becomes "none"."""
     return "none" if value is None else str(value)
 
 
 def few(words: Sequence[str], most: int) -> str:
-    """Return the first `most` texts, joined by commas, and how many follow: "a, b and 3 more"."""
+    """Return the first `most` texts, joined by commas, and the number of the others: "a, b and 3 more"."""
     return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 

@@ -35,8 +35,8 @@ class Images:
     """The images of one prompt.
 
     spans: for each image, the range of the prompt's tokens that stand for it: (first, last + 1). read: a function that
-    returns one dictionary per image, {name of a model's argument: tensor}. It holds `pixel_values` and, in some model
-    families, `image_grid_thw`. The model gets the tensors of several images concatenated along dimension 0.
+    returns one dictionary per image, {name of a model's argument: tensor}. Each dictionary has `pixel_values` and, in
+    some model families, `image_grid_thw`. The model gets the tensors of several images concatenated along dimension 0.
     """
 
     spans: tuple[tuple[int, int], ...]
@@ -68,8 +68,9 @@ class Request:
     """One prompt, and which samples to generate from it. The engine prefills the prompt once for all samples.
 
     `max_new_tokens`: most tokens that a sample generates per turn. `max_tokens`: most tokens that a sample reads and
-    generates in all turns; None: the prompt's tokens plus `max_new_tokens`. `samples`: the numbers of the samples.
-    `forced`: a given continuation. The engine reads it instead of drawing tokens, and returns its log-probabilities.
+    generates in all turns together; None: the prompt's tokens plus `max_new_tokens`. `samples`: which samples of the
+    question to generate, by their numbers, which count from 0. `forced`: a given continuation. The engine reads it
+    instead of drawing tokens, and returns its log-probabilities.
     """
 
     task: str

@@ -265,8 +265,8 @@ class Task(ABC):
         return bool(self.manifest and self.manifest.gated)
 
     def floor(self, budget: int, interval: int) -> float | None:
-        """Return a lower bound of the built-in model's main score (`headline`) at this budget and interval, whatever
-        the method; None if no bound is known. The bound assumes no mistake with the full cache.
+        """Return a lower bound, valid for every method, of the built-in model's main score (`headline`) at this budget
+        and interval; None if no bound is known. The bound assumes that the model makes no mistake with the full cache.
         """
         return None
 

@@ -5,13 +5,13 @@ Paper: Feng et al., Ada-KV: Optimizing KV Cache Eviction by Adaptive Budget Allo
 Another method, `base`, gives the scores, the window and the time of eviction. `base` is a name, or a name with options
 as tables print it: ``snapkv(window=32, kernel=7)``. With budget C, and free = C minus the protected entries of a head:
 
-    count_h     entries of head h among the layer's best Hk * free scores
+    count_h     number of head h's entries among the layer's best Hk * free scores
     capacity_h  (1 - floor_alpha) * count_h + floor_alpha * free, in addition to the protected entries
 
 Each head keeps its capacity_h best entries. `normalize` first multiplies the scores of a head by a factor: the sum of
 the head's `free` largest scores, divided by the sum of all its scores. Scores of protected entries do not count in
-either sum. Where scores can be negative (gkv, rkv), the layer's lowest score is subtracted before. If `base` has
-budgets per layer (pyramidkv), heads share their layer's budget.
+either sum. If the layer's lowest score is negative (possible with gkv and rkv), it is first subtracted from all scores.
+If `base` has budgets per layer (pyramidkv), heads share their layer's budget.
 
     rounding=exact     every layer's total is exact (largest remainder)
     rounding=official  as in the released code: floor_alpha * free is rounded down, and each head's capacity to the

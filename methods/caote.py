@@ -6,8 +6,8 @@ arXiv 2504.14051. If token j with attention a_j and value v_j is removed, the ou
     c_j = a_j / (1 - a_j) * |o - v_j|_2
 
 form=mean     score c_j, with one averaged row a per KV head: the newest `window` queries attend to all older entries
-              (the softmax excludes the window). a is a mean over queries and group, then pooled, then raised to at
-              least 1e-6.
+              (the softmax excludes the window). a is a mean over queries and group, then pooled, then clamped to
+              the range from 1e-6 to 1 - 1e-6.
 form=squared  DropKV (openreview.net/forum?id=UVbaJoD3Qa), after the prompt only: each query of the window has its own
               row a and its own output o, and attends to all entries. Score: sum over the window, mean over the group,
               of (a_j / (1 - a_j + 1e-6))^2 |o - v_j|^2, then pooling over all entries.
@@ -16,7 +16,7 @@ The window always stays. The paper evicts token after token by the output of eac
 code. form=mean follows the code of Random Attention (arXiv 2609.03430): it evicts many tokens at once, window 64,
 optional average pooling of 5. DropKV's defaults: window 8, average pooling of 11.
 Traps: a / (1 - a) is much larger than a only at sinks: DropKV's weights reach 1e12. Pooled attention does not sum to 1.
-DropKV pools before it protects, so the scores of the window leak into the entries before it.
+DropKV pools before it protects the window, so the window's scores leak into the entries before the window.
 """
 
 from __future__ import annotations

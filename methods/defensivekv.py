@@ -9,14 +9,15 @@ The last w = `window` queries of the prompt attend to all entries. Per KV head, 
     s_j = max(m_j, mean of m) * n_j / (sum of n_j over the KV heads)
 
 n_j is the norm of criticalkv: mean over the group of |v_j W_O^h|_1. The heads of a layer share its budget (Ada form);
-with level=model (Layer-DefensiveKV) the heads of all layers share one budget. No head has a minimum.
+with level=model (Layer-DefensiveKV) the heads of all layers share one budget. No head is guaranteed a share of it.
 
-Some entries of a head are forced to stay: those with the most mean attention, as long as their share of the attention
-to entries before the window is less than `mass` minus a bias (below). With N entries in the head and budget C, at most
-int((N - w) C / N) - w are forced. Forced entries and the window get the score of the layer's best entry.
+Some entries of a head are forced to stay: those with the most mean attention, as long as together they get less than
+the share `mass` minus a bias (below) of the attention to entries before the window. With N entries in the head and
+budget C, at most int((N - w) C / N) - w are forced. Forced entries and the window get the score of the layer's best
+entry.
 
-    bias=released  the attention to the w entries before the window, a mean over queries and heads: the released code
-                   means the window, but has removed it before
+    bias=released  the attention to the w entries before the window, a mean over queries and heads: the released code is
+                   meant to take the window, but has already removed it
     bias=window    the attention to the window
     norm=heads     s_j as above, as in the released code; with one KV head, values then have no effect
     norm=tokens    n_j is divided by its sum over the entries instead

@@ -3,11 +3,11 @@
 Paper: Xiao et al., DuoAttention: Efficient Long-Context LLM Inference with Retrieval and Streaming Heads,
 arXiv 2410.10819.
 
-A trained number alpha says how much a KV head needs its whole cache. The heads of all layers with the smallest alpha
-become streaming heads. A streaming head keeps `sinks` + `recent` entries after the prompt and while decoding; with
-`--prefill chunked` also while the prompt is read. The other heads are retrieval heads.
+A trained number alpha says how much a KV head needs its whole cache. Of the heads of all layers, those with the
+smallest alpha become streaming heads. A streaming head keeps `sinks` + `recent` entries after the prompt and while
+decoding; with `--prefill chunked` also while the prompt is read. The other heads are retrieval heads.
 
-    sparsity=S   at least a share S of the heads streams, as in the paper. The method then takes no budget.
+    sparsity=S   at least a share S of the heads stream, as in the paper. The method then takes no budget.
     otherwise    the largest number R of retrieval heads that fits the budget C right after a prompt of P tokens:
                  R P + (heads - R) (sinks + recent) <= heads C. This choice of heads holds for the whole sequence. If
                  sinks + recent > C and P > C, all heads stream, with sinks and recent shrunk in proportion.

@@ -9,10 +9,10 @@ group. A^h_ij is the attention of query i in head h to entry j, with the full ca
     within=max     score_j = max over later i of mean over h of A^h_ij
     within=mean    score_j = max over blocks t' >= t of mean over i in block t', h of A^h_ij
 
-A block is the tokens between two evictions, and block t follows this eviction. `within=mean` is the paper's score. The
-mean over a long block hides an entry that a single query needs. With `within=mean`, methods that do not know the future
-can therefore do better than golden (docs/replay.md has the figures). A yardstick must not depend on the interval, so
-the default is `max`.
+A block is the tokens between two evictions; block t follows the eviction that uses the scores. `within=mean` is the
+paper's score. The mean over a long block hides an entry that a single query needs. With `within=mean`, methods that do
+not know the future can therefore do better than golden (docs/replay.md has the figures). A yardstick must not depend on
+the interval, so the default is `max`.
 
 The oracle also knows the future of the newest entries, so here all entries compete; `recent` sets how many of the
 newest stay. In the paper the newest L entries, the tokens since the last eviction, stay, and the C older ones compete

@@ -2,7 +2,7 @@
 
 Paper: Huang et al., Locret: Accelerating Long-Context LLM Inference with Retaining Heads, arXiv 2410.01805.
 
-A retaining head per layer (`kvbench.eviction.terms.retaining`) scores a token for every KV head when it is read. No
+When a token is read, a retaining head per layer (`kvbench.eviction.terms.retaining`) scores it for every KV head. No
 attention is computed, and a score never changes, so scores from different chunks of a prompt can be compared: the
 method is made for ``--prefill chunked``. The newest `recent` tokens always stay; the others with the highest scores
 fill the budget. Entries of the prompt are evicted; with `decode`, also those of generated tokens.

@@ -6,18 +6,18 @@ With budget C, base = C - window and T prompt tokens, layer l = 0 .. L - 1 keeps
 
     most - l (most - least) / (L - 1)    where least = base / beta and most = 2 base - least.
 
-If most exceeds T - window, most = T - window and least = 2 base - most. L counts the layers that evict. Defaults: beta
-20, and those of `snapkv`.
+If `most` exceeds T - window, then `most` = T - window and `least` = 2 base - `most`. L counts the layers that evict.
+Defaults: beta 20, and those of `snapkv`.
 
 rounding:
     exact     Shares become whole numbers by largest remainder; all layers together keep L C entries per head.
-    official  As in KVCache-Factory, least and the step between layers are rounded down. If all layers together then
+    official  As in KVCache-Factory, `least` and the step between layers are rounded down. If all layers together then
               keep more than L C, the excess is subtracted evenly.
     kvpress   base = C, and a layer's share includes the window. Each share is rounded by itself, and an excess is
               subtracted evenly.
 
 Every layer keeps C entries, window included, if the prompt is shorter than 2 base, as in the released code. With
-`rounding=kvpress`, the condition is instead: least < window, or most < least.
+`rounding=kvpress`, the condition is instead: `least` < window, or `most` < `least`.
 """
 
 from __future__ import annotations

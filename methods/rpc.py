@@ -8,8 +8,8 @@ Score of the generated tokens older than the newest R: softmax over these tokens
 With `aggregate=all` every head of a layer keeps the same generated tokens. The newest R always stay.
 The option `form` says when tokens are evicted:
 
-    native  the paper's schedule: the first eviction after P + R generated tokens, then one every P tokens. The n-th
-            (n = 0, 1, ...) keeps the prompt, (n + 1) P / c generated tokens and the newest R. The cache grows without
+    native  the paper's schedule: the first eviction after P + R generated tokens, then one every P tokens. Eviction
+            n = 0, 1, ... keeps the prompt, (n + 1) P / c generated tokens and the newest R. The cache grows without
             bound; the method takes no budget and ignores the interval.
     fixed   a budget, at the run's interval. Generated tokens are evicted first. Prompt entries are evicted only if the
             prompt and the newest R tokens together exceed the budget, by the same vote among prompt entries.

@@ -4,15 +4,16 @@ Paper: Chen et al., SepLLM: Accelerate Large Language Models by Compressing One 
 arXiv 2412.12094; its training-free form. No query is read.
 
 The first `sinks` tokens and the newest `recent` always stay. The newest separators fill the rest of the budget. If
-there are too few, the newest other tokens do. A separator is a token that consists of the characters `marks` and of
-white space (`kvbench.engine.model.marks`); a tokenizer without such tokens is refused. All heads keep the same tokens.
+they are too few, the newest other tokens fill what is left. A separator is a token with no other characters than
+`marks` and white space (`kvbench.engine.model.marks`); a tokenizer without such tokens is refused. All heads keep the
+same tokens.
 
 Defaults: 4 sinks and the marks as in the release; 128 newest tokens, where the released example has 256 of 512.
 
 Traps of the released code: it lists ids of tokens for three tokenizers. The lists lack joined tokens, such as a full
 stop with a line break, which are separators here. It reserves entries for separators, so with fewer separators the
-cache is not full; a batch follows its sequence with the fewest separators. It renumbers positions inside the cache;
-here positions stay.
+cache is not full; the sequence with the fewest separators decides for its whole batch. It renumbers positions inside
+the cache; here positions stay.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Paper: Bui et al., Cache What Lasts: Token Retention for Memory-Bounded KV Cache in LLMs, arXiv 2512.03324.
 
 A trained gate per layer gives a new token a retention beta in (0, 1) for every KV head. The gate reads the input of the
-layer's attention (`gate=rg`), or keys and values (rg2, rg3). An entry of age a is worth beta^a; the score is this
-worth's logarithm, a * log beta, with the age a at the next query. Attention is not used. Every KV head keeps its best C
-entries (C: the budget); no entry is protected (`recent` 0). `kvbench train trimkv` trains gates;
+layer's attention (`gate=rg`), or keys and values (rg2, rg3). An entry of age n has the worth beta^n; the score is the
+logarithm of this worth, n * log beta, with the age at the next query. Attention is not used. Every KV head keeps its
+best C entries (C: the budget); no entry is protected (`recent` 0). `kvbench train trimkv` trains gates;
 `kvbench weights import` imports published gates.
 
 The released code adds one to every age (`age_offset=1`), which changes the order because age multiplies log beta. The

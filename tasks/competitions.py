@@ -2,8 +2,8 @@
 
 aime24   AIME 2024, papers I and II: 30 problems, integers from 0 to 999. Text by the MAA. Some copies pad answers with
          zeros ("025"); the scorer ignores leading zeros.
-aime25   AIME 2025, also 30 problems. The hub copy numbers them 0 to 29 in the order of the papers; kvbench's ids name
-         paper and number.
+aime25   AIME 2025, also 30 problems. The ids in the hub's copy are 0 to 29, in the order of the papers; kvbench's
+         ids name paper and number.
 amc23    AMC 12 2023, papers A and B: 40 problems, some reworded to have an integer answer. Text by the MAA. Answers
          come as floats ("27.0"). Not to be confused with the 83 problems of AI-MO/aimo-validation-amc.
 math500  500 problems of the MATH test set (Hendrycks et al., MIT licence), answers in LaTeX. `category` is

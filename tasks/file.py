@@ -94,7 +94,7 @@ class FileTask(Task):
 def is_mathematics(answer: Any) -> bool:
     """Return whether a reference answer is a number or LaTeX: text with a digit or backslash but no word ("\\pi").
 
-    A word is two or more letters in a row, outside LaTeX commands and the braces right after them.
+    A word is two or more consecutive letters outside LaTeX commands and the braces right after them.
     """
     if not isinstance(answer, str):
         return True

@@ -12,9 +12,9 @@ messages are both the user's, so a template that demands user and assistant in t
 
 Data: openai/mrcr (MIT), 800 rows per number of needles, 100 per official range of lengths. Columns as public evaluation
 code reads them (not compared with the hub): `prompt` (JSON: a list of messages with `role` and `content`), `answer`,
-`random_string_to_prepend`, `n_needles`, `desired_msg_index` (of the request). The commit, pinned in the same code, has
-the corrections of December 2025. Official ranges count the tokens of o200k_base in messages and answer; kvbench counts
-with the model's tokenizer, so some rows are in another range.
+`random_string_to_prepend`, `n_needles`, `desired_msg_index` (of the request). kvbench pins the same commit as that
+code; the commit has the corrections of December 2025. Official ranges count the tokens of o200k_base in messages and
+answer; kvbench counts with the model's tokenizer, so some rows are in another range.
 """
 
 from __future__ import annotations

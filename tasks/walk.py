@@ -1,4 +1,4 @@
-"""`walk`: a short prompt with ten facts, of which the model needs each again and again during a long generation.
+"""`walk`: a short prompt with ten facts, each of which the model needs again and again during a long generation.
 
 Variants: orbit-300 (default), orbit-300f (with filler sentences: separates the strong methods), orbit-100 (short, for
 smoke tests), lines-30 (hard). The headline score is the share of right steps; the other score is exact match. Compare

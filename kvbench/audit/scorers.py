@@ -57,7 +57,7 @@ def read_goldens(folder: Path) -> dict[str, list[Golden]]:
     """Return the goldens (recorded inputs with the official results) in a folder, by file name. Only files whose names
     are in `FILES` are read.
 
-    Raises UserError if the folder has no such file, or if one cannot be read.
+    Raises UserError if the folder has no such file, or if such a file cannot be read.
     """
     files = [path for path in sorted(folder.glob("*.jsonl")) if path.name in FILES]
     if not files:

@@ -29,6 +29,8 @@ def placement(params: Mapping[str, Any]) -> Placement:
         raise UserError("--print-sbatch takes no --resume; a script that is submitted again continues its shards.")
     if params["print_sbatch"] and params["shard"] is not None:
         raise UserError("--print-sbatch divides the run into shards itself; leave --shard out.")
+    if params["print_sbatch"] and params["dry_run"]:
+        raise UserError("--print-sbatch and --dry-run: the script would only print plans. Leave out one of them.")
     placed = Placement(
         name=name,
         workers=None if workers is None else parse("--workers", whole(1, MOST), workers),

@@ -88,7 +88,7 @@ class Question:
 
     @property
     def answered(self) -> tuple[int, ...]:
-        """The numbers of the samples with an answer."""
+        """The numbers, from 0, of the samples that have an answer."""
         return tuple(sample for sample in range(len(self.scores)) if self.mark(sample) != NO_MARK)
 
     def share(self, count: str) -> float:

@@ -39,9 +39,9 @@ MOST = 3  # number of answers per task that are read again
 class FirstDecision:
     """The first eviction at which two versions of a method keep different entries.
 
-    seen: the number of tokens read before this eviction. layer: the first layer that keeps other entries, counted from
-    0 among the layers that evict; None if the two versions evict from different numbers of layers there, for example
-    because only one of them evicts.
+    seen: the number of tokens read before this eviction. layer: the first layer in which the two versions keep
+    different entries, counted from 0 among the layers that evict. None if the versions evict from different numbers of
+    layers at this eviction, for example because only one of them evicts.
     """
 
     question: str

@@ -1,4 +1,4 @@
-"""The facts about a cell, such as versions and settings, and what it means for a comparison if two cells differ in a
+"""The facts about a cell, such as versions and settings, and the consequences for a comparison if two cells differ in a
 fact.
 
 A fact belongs to one of three classes:

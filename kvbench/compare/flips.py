@@ -53,8 +53,8 @@ class Flip:
 
 def flips(outcome: Outcome) -> Iterator[tuple[str, list[Flip], int]]:
     """Yield (cell in words, changed questions, number of changed questions) for each cell in which the score of a
-    question changed. The list has at most `MOST` questions, the largest fall first; the number counts all. A cell that
-    was run with two seeds is yielded once for each seed with a change."""
+    question changed. The list has at most `MOST` questions, the largest fall first; the number counts all changed
+    questions. A cell that was run with two seeds is yielded once for each seed with a change."""
     stored = Stored(outcome.base), Stored(outcome.new)
     for one in outcome.judged:
         for pair in one.pairs:

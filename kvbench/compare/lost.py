@@ -2,11 +2,11 @@
 
     absent(matched, new, stages)        # the cells that new lacks
     of_pairs(pairs, new)                # how many scores of one cell new lacks
-    is_begun(pair, new)                 # whether the new cell comes from an unfinished run
+    is_begun(pair, new)                 # whether the new cell is unfinished
 
 base and new are the two sides. A score of base is missing in new if new lacks the question or the sample, or has no
-score for the sample. Missing scores do not count if rows of the new cell come from an unfinished run: such a cell is
-compared on the scores that it has.
+score for the sample. Missing scores do not count if the new cell is unfinished (`is_begun`): such a cell is compared on
+the scores that it has.
 """
 
 from __future__ import annotations
@@ -31,13 +31,17 @@ def absent(matched: Matched, new: Side, stages: int) -> list[Key]:
 
 def of_pairs(pairs: Sequence[Pair], new: Side) -> int:
     """Return how many scores of one cell base has and new lacks. pairs: for each seed, the cell on both sides. A pair
-    whose new cell comes from an unfinished run counts as 0."""
+    whose new cell is unfinished (`is_begun`) counts as 0."""
     return sum(_of_pair(pair) for pair in pairs if not is_begun(pair, new))
 
 
 def is_begun(pair: Pair, new: Side) -> bool:
-    """Return whether a run from which the new cell's rows come is unfinished."""
-    return any(run in new.unfinished for run in pair.new.run.split(", "))
+    """Return whether the new cell has answers, and a run from which its rows come is unfinished.
+
+    A cell with rows but without an answer, such as one of NaN logits, would not get answers if its run went on.
+    """
+    answers = any(question.answers for question in pair.new.questions.values())
+    return answers and any(run in new.unfinished for run in pair.new.run.split(", "))
 
 
 def _of_pair(pair: Pair) -> int:

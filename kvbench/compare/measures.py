@@ -109,9 +109,11 @@ def _of_questions(pair: Pair, place: int) -> Iterator[tuple[float, float, float]
     answers may be larger.
 
     The bound is budget + interval. Below the bound, the peak depends on the lengths of answers: a higher peak is a
-    regression only if it is above the bound. The bound is infinite if on neither side the budget bounds generated
-    entries; then a higher peak is never a regression, but the entries after an eviction are those of the prompt. If
-    only new lacks them, nothing was evicted, and its peak stands for them.
+    regression only if it is above the bound.
+
+    If the budget bounds generated entries on neither side, the bound is infinite, so that a higher peak is never a
+    regression. The entries after an eviction are then those of the prompt. If only base has such a number, new evicted
+    nothing, and the peak of new is yielded in its place.
     """
     for name in pair.shared:
         mine, theirs = pair.base.questions[name], pair.new.questions[name]
@@ -145,8 +147,8 @@ def _ratio(pairs: Sequence[Pair], name: str) -> Measure:
 def _counted(pairs: Sequence[Pair], name: str) -> Measure:
     """Return the measure `name` of a cell, a count per answer. pairs: for each seed, the cell on both sides.
 
-    `base` and `new` are its means over the questions that have answers on both sides. If there is none, `base` is its
-    mean over the answers of base, and `new` is NaN.
+    `base` and `new` are means of this count over the questions that have answers on both sides. If no question has
+    answers on both sides, `base` is the mean over all questions with answers in base, and `new` is NaN.
     """
     base: dict[str, list[float]] = {}
     new: dict[str, list[float]] = {}
@@ -158,7 +160,7 @@ def _counted(pairs: Sequence[Pair], name: str) -> Measure:
                 base.setdefault(question, []).append(mine.share(name))
                 new.setdefault(question, []).append(theirs.share(name))
                 clusters[question] = mine.cluster
-    if not base:  # no question has answers on both sides: base alone says what new lacks
+    if not base:  # no question has answers on both sides: only base has a figure (`Measure.lost`)
         known = [q.share(name) for pair in pairs for q in pair.base.questions.values() if q.answers]
         return Measure(name=name, base=_mean([known]) if known else math.nan, new=math.nan)
     tested = regression([*new.values()], [*base.values()], clusters=[*clusters.values()])

@@ -172,9 +172,9 @@ def _missing(one: Judged, reason: str) -> Judged:
 
 
 def _with_measures(one: Judged, policy: Policy, new: Side) -> Judged:
-    """Return the judgement after a look at the measures. It gets the exit code of a regression, with any verdict, if a
-    number of entries rose or a figure is beyond the policy's limit. The verdict becomes "missing" if a figure with a
-    limit is unknown in new, unless new's run is unfinished."""
+    """Return the judgement, changed by what the measures show. If a number of entries rose or a figure is beyond the
+    policy's limit, the exit code becomes that of a regression, whatever the verdict. If a figure with a limit is known
+    in base and unknown in new, the verdict becomes "missing", unless the cell is unfinished in new."""
     limited = [m for m in one.measures if m.name in policy.limits]
     unknown = [m.words for m in limited if m.lost]
     if unknown and not any(lost.is_begun(pair, new) for pair in one.pairs):

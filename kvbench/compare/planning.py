@@ -3,11 +3,11 @@ run.
 
 Let v_q be the variance of the scores of question q's samples in base. Between two runs without a true difference, the
 difference of question q then has the variance 2 v_q / k with k samples. The lower bound of the mean difference is above
--M with 80% power if M >= (t_95 + t_80) sqrt(v / (k Q)). Here v is the mean of 2 v_q over the Q questions, as far as
-they have several samples; t_95 and t_80 are quantiles of Student's t. This holds if the two runs draw their answers
-with independent noise. If both runs sample with the same noise, their answers to a question are correlated, and fewer
-questions suffice. Two cases have rules of their own: one sample per question (see `_noise`), and scores that never
-vary (see `needed`).
+-M with 80% power if M >= (t_95 + t_80) sqrt(v / (k Q)). Q is the number of questions, and v is the mean of 2 v_q over
+the questions with several samples; t_95 and t_80 are quantiles of Student's t. This holds if the two runs draw their
+answers with independent noise. If both runs sample with the same noise, their answers to a question are correlated, and
+fewer questions suffice. Two cases have rules of their own: one sample per question (see `_noise`), and scores that
+never vary (see `needed`).
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def plans(side: Side, policy: Policy) -> Iterator[Plan]:
 def needed(variance: float, margin: float) -> int:
     """Return how many questions are needed to show "no worse than the margin" with 80% power; at least 5.
 
-    variance: the variance of a question's difference between two runs. If it is 0, no score varies; the result is then
-    how many unchanged questions show that the scores of at most the share `margin` of all questions fall. A result
-    above `MOST_QUESTIONS` means only that more than `MOST_QUESTIONS` are needed.
+    variance: the variance of a question's difference between two runs. If it is 0, no score varies. The result is then
+    how many questions must be unchanged to show that the scores of at most the share `margin` of all questions fall. A
+    result above `MOST_QUESTIONS` means only that more than `MOST_QUESTIONS` are needed.
     """
     if variance == 0:  # no score varies: bound the share of all questions that may differ
         return max(FEWEST, math.ceil(-math.log(2 * ALPHA) / margin))

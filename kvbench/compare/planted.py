@@ -5,8 +5,9 @@ An unchanged copy must pass the comparison. Nothing is written to disk.
     for check in checks(read_side("main")):
         check.name, check.wanted, check.found      # exit codes of `kvbench compare`
 
-The faults go into the evicting cell with the most right answers. A planted drop of the score also changes the method's
-source. Otherwise the rule that equal code gives equal answers would catch the drop before the statistical test does.
+The faults go into the evicting cell that has right answers in the most clusters. A planted drop of the score also
+changes the method's source. Otherwise the rule that equal code gives equal answers would catch the drop before the
+statistical test does.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from kvbench.report.stats import ALPHA, fewest_clusters
 
 REFUSED = UserError.exit_code
 KEEPS = 5  # every fifth question with a right answer keeps its score when a drop is planted
-LEAST = fewest_clusters(ALPHA)  # clusters that must fall, so that a one-sided test at 5% over two cells rejects
+LEAST = fewest_clusters(ALPHA)  # if fewer clusters fall, a one-sided test at 5% cannot reject after Holm over two cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +46,9 @@ class Check:
 
 
 def checks(side: Side) -> Iterator[Check]:
-    """Yield a check for each fault in `FAULTS`. A copy of the evicting cell with the most right answers gets the fault,
-    and is compared with the unchanged cell. Raises UserError if no cell has evictions, or if every cell with evictions
-    has too few right answers."""
+    """Yield a check for each fault in `FAULTS`. The fault goes into a copy of the evicting cell that has right answers
+    in the most clusters; the copy is compared with the unchanged cell. Raises UserError if no cell has evictions, or if
+    every cell with evictions has right answers in too few clusters."""
     evicting = [cell for cell in side.cells.values() if any(one.entries[AFTER] for one in cell.questions.values())]
     if not evicting:
         raise UserError(f"{quote(side.name)} has no cell with evictions. Name a run with a smaller budget.")

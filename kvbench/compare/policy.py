@@ -8,7 +8,7 @@
     tier = "advisory"                  # critical (default) or advisory: failures are warnings
     margin = 0.05
     [limits]
-    kv_bytes_peak = 1.1                # largest ratio NEW / BASE; of tokens_per_second the smallest
+    kv_bytes_peak = 1.1                # largest ratio NEW / BASE; for tokens_per_second: smallest ratio
     truncated = 0.05                   # largest rise of a share
 
 The file comes from the repository under test: kvbench limits its size and refuses unknown keys.

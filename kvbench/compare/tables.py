@@ -158,8 +158,8 @@ def _figures() -> list[Column]:
 
 @dataclass(frozen=True, slots=True)
 class _Of:
-    """A function that returns a column's value for a cell. name: the measure. side: the attribute of the measure that
-    is the value: "base", "new" or "p"."""
+    """A function that returns a column's value for a cell. name: the name of a measure. side: the attribute of this
+    measure that is returned: "base", "new" or "p"."""
 
     name: str
     side: str

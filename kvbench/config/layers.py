@@ -3,7 +3,7 @@
 A config file and a suite have the same format. Settings stand at the top level or under ``[run]``; they are named like
 the flags, with ``_`` for ``-``. Any number of ``[[grid]]`` blocks may follow, each with its own `method`, `budget`,
 `protect`, `interval`, `task`, `limit` and `prompt_style`. `kvbench.config.parsers` parses the values; the run command
-checks whether they fit together. A table ``[about]`` describes a suite for users; it has no effect on a run.
+checks whether the values fit together. A table ``[about]`` describes a suite for users; it has no effect on a run.
 """
 
 from __future__ import annotations

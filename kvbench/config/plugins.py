@@ -91,11 +91,11 @@ def _source(path: str) -> bytes:
 def check_same(
     now: Sequence[Mapping[str, str]], recorded: Sequence[Mapping[str, str]], run: str, *, more: bool = False
 ) -> None:
-    """Raise UserError if the plug-in files with which the user continues a run differ from those with which it began.
-    Only their contents are compared, not their paths.
+    """Raise UserError if the user continues a run with other plug-in files than the run began with. The files are
+    compared by content, not by path.
 
     now: the files that the user gives now. recorded: the files in the run's record; both as `hashed` returns them.
-    more: whether further files are allowed.
+    more: whether `now` may have files that `recorded` lacks.
     """
     was = {p["sha256"]: Path(p["path"]).name for p in recorded}
     has = {p["sha256"]: p["path"] for p in now}

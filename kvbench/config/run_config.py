@@ -140,9 +140,9 @@ class RunConfig(Settings):
             self._check_one_per_task(name)
 
     def _check_one_per_task(self, name: str) -> None:
-        """Raise UserError if a grid has an invalid value of the setting `name`, or if two grids give one task different
-        values of it. A grid that states a value and a grid that states none differ, too. name: one of `PER_TASK`, the
-        settings that a grid may state for its tasks.
+        """Raise UserError if a grid has an invalid value of the setting `name`, or if two grids with the same task
+        state different values of this setting. Two grids also differ if only one of them states a value. name: one of
+        `PER_TASK`, the settings that a grid may state for its tasks.
         """
         values: dict[str, Any] = {}
         for grid in self.grids:

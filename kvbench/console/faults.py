@@ -1,4 +1,4 @@
-"""Recognises failures of memory and of devices in exceptions of other libraries.
+"""Recognises exceptions of other libraries which mean that memory ran out or that a device failed.
 
 An exception is recognised by the name of its class and by its message, so that torch need not be imported. The chain of
 its causes (`__cause__`) is examined too, because the engine wraps exceptions of a method's code.
@@ -44,7 +44,7 @@ def first_line(error: BaseException) -> str:
 
 
 def words(error: BaseException) -> str:
-    """Return the message of another library's exception, in which recognisable keys and passwords are hidden."""
+    """Return the message of another library's exception, with recognisable keys and passwords hidden."""
     from kvbench.console.redact import redact_keys
 
     return redact_keys(str(error))

@@ -152,8 +152,8 @@ class Progress:
 
 
 def rate(before: float, tokens: int, seconds: float) -> float:
-    """Return the tokens per second, smoothed over about three calls. before: the last call's result; 0 at the first
-    call.
+    """Return the tokens per second, smoothed over about three calls. before: the result of the previous call; 0 at the
+    first call.
     """
     new = max(0, tokens) / seconds if seconds > 0 else before
     return new if before == 0 else 0.7 * before + 0.3 * new

@@ -40,8 +40,8 @@ _ASSIGNMENT = re.compile(rf"""(\b[\w-]*{_NAME}[\w-]*["']?\s*[=:]\s*["']?)([^\s"'
 
 
 def redact_text(text: str) -> str:
-    """Return a text with ``~`` for the home folder, in which recognisable secrets, and values behind names such as
-    ``token=``, are hidden.
+    """Return a text with its secrets hidden, and with ``~`` in place of the path of the home folder. Hidden are
+    recognisable secrets, and values behind names such as ``token=``.
     """
     return fold_home(redact_keys(text))
 
@@ -53,8 +53,8 @@ def fold_home(text: str) -> str:
 
 
 def redact_keys(text: str) -> str:
-    """Return another program's text in which recognisable secrets, and values behind names such as ``token=``, are
-    hidden.
+    """Return another program's text with its secrets hidden: recognisable secrets, and values behind names such as
+    ``token=``.
 
     Paths are not changed.
     """
@@ -77,8 +77,8 @@ def hide_keys(text: str) -> str:
 def _secret_values(environ: Mapping[str, str]) -> list[str]:
     """Return the values of environment variables whose names announce a secret, such as ``HF_TOKEN``.
 
-    Values that are probably no secrets are left out: those of fewer than `SHORTEST` characters, words, paths, web
-    addresses and names of variables.
+    Values that are probably no secrets are left out: words, paths, web addresses, names of variables, and values of
+    fewer than `SHORTEST` characters.
     """
     return [
         value

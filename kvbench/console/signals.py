@@ -82,7 +82,7 @@ def phase(tell: Callable[[], str]) -> Iterator[None]:
 
     `Interrupted` is also raised if a library discarded `Signalled`, the exception of the signal, and the block then
     failed with an exception other than KVBenchError (see `came`). tell: called when `Interrupted` is raised, or when
-    the thread that watches for signals ends the process inside the block.
+    the thread that watches for signals ends the process while the block runs.
     """
     _tellers.append(tell)
     try:

@@ -2,9 +2,9 @@
 
 If one of the descriptors 0 to 2 is closed, `repair` opens the null device on it. Otherwise the next file that the
 process opens would get this descriptor, and a library's output would end up in that file. A failed write to standard
-output makes the command fail, also if the caller closed standard output. If standard output is a pipe whose reader has
-ended, as in ``| head``, the command ends early without a message and without failing. A failed write to standard error
-is ignored, because the run matters more than its messages.
+output makes the command fail. Every write fails if standard output was closed when the command started. If standard
+output is a pipe whose reader has ended, as in ``| head``, the command ends early without a message and without failing.
+A failed write to standard error is ignored, because the run matters more than its messages.
 """
 
 from __future__ import annotations

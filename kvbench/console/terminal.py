@@ -1,10 +1,10 @@
 """Prints to the user: tables and JSON on stdout, messages on stderr; plain ASCII on terminals without UTF-8.
 
 Callers escape text from outside kvbench (answers, file names) with `clean` or `kvbench.errors.quote` before they print
-the text on stdout. The functions for stderr escape their text themselves and hide keys in it. In notes and warnings,
-they also hide the value of every ``name=value`` whose name announces a secret. Errors keep such values, because errors
-show commands for the user to type. If an error quotes another library's message, `faults.words` has hidden the values
-in the quotation.
+the text on stdout. The functions for stderr escape their text themselves and hide passwords and access keys in it. In
+notes and warnings, they also hide the value of every ``name=value`` whose name announces a secret. Errors keep such
+values, because errors show commands for the user to type. If an error quotes another library's message, `faults.words`
+has hidden the values in the quotation.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ def drawing_bytes(vocabulary: int, dtype: torch.dtype, sampling: Sampling, backe
     vocabulary, dtype: number and dtype of the logits in a row. gpu: whether a GPU draws. On a GPU, the result is 0 for
     every backend but "torch": their kernels hold only a few numbers per row.
 
-    The count assumes the most costly draw. In this draw, end tokens are banned, because the answer may not end yet. On
-    a CPU, a first draw among the largest logits does not suffice, so a second draw reads the whole vocabulary.
+    The count assumes the most costly case: end tokens are banned, because the answer may not end yet; and on a CPU, a
+    first draw among the largest logits does not suffice, so that a second draw reads the whole vocabulary.
     """
     if not vocabulary or (gpu and backend != "torch"):
         return 0

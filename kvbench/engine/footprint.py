@@ -24,7 +24,7 @@ from kvbench.records import Sampling
 
 FLOAT = 4  # bytes; logits and scores are computed in float32
 MOST = 1 << 20  # `fitting` returns fewer slots than this
-LONGEST_HEAD = 4  # entries that the longest head keeps at an eviction, over the budget; assumed for uneven heads
+LONGEST_HEAD = 4  # the longest head keeps this many times the budget at an eviction; assumed for uneven heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,9 +176,10 @@ def _kept(method: Method, rows: int) -> int:
 
 
 def _wide(geometry: Sequence[LayerGeometry], block: int, rows: int, prefill: str) -> list[LayerGeometry]:
-    """Return the layers with wider sliding windows: as many tokens as entries that a head holds while a prompt is read.
+    """Return the layers with wider sliding windows.
 
-    With chunked prefill, this is the window and one block more; otherwise it is the whole prompt (`rows`).
+    The new window is the number of entries that a head holds while a prompt is read. With chunked prefill, it is the
+    old window plus one block, but at most `rows`. Otherwise it is the whole prompt (`rows`).
     """
     more = block if prefill == "chunked" else rows
     return [g if g.window is None else replace(g, window=min(g.window + more, rows)) for g in geometry]

@@ -62,10 +62,10 @@ class Engine:
             "torch", draws and evictions run no Triton kernel either.
         compiled: on a GPU, let torch compile the model's layers for decode steps; graph: replay decode steps from a
             CUDA graph. If the model cannot be compiled, the engine decodes without compiled layers; if a step cannot be
-            captured, it decodes without a graph. A model divided among GPUs always runs without both.
+            captured, it decodes without a graph. A model divided among GPUs runs with neither.
         program: on a CPU, compile the decode step as one program, see the module `program`. The engine decodes without
-            it if this fails, and if the number of entries that a step reads depends on the sequences: with heads of
-            different lengths, and in caches without a bound that are larger than `step_writers.FIXED_ROWS`.
+            it if compiling fails, or if the number of entries that a step reads depends on the sequences. It does so
+            with heads of different lengths, and in unbounded caches larger than `step_writers.FIXED_ROWS`.
         notice: called with a line of text if the engine cannot compile or capture; see also `decoding`.
 
     Raises:

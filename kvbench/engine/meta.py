@@ -32,7 +32,7 @@ class Answers:
 
     Attributes:
         number: the value of every integer.
-        marked: function of the size of a mask's last axis: how many elements along this axis are True.
+        marked: function (size of a mask's last axis) -> how many elements along this axis are True.
     """
 
     number: int = 1

@@ -95,7 +95,7 @@ class MetaViews:
         )
 
     def weights(self, acting: Method) -> dict[str, torch.Tensor]:
-        """Return meta tensors shaped like a method's weights, by name; {} if there are none or of unknown shapes."""
+        """Return meta tensors shaped like a method's weights, by name; {} if it has none or the shapes are unknown."""
         declared = acting.weights()
         try:
             shapes = {} if declared is None else shapes_of(declared, self.model())

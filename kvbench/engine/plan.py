@@ -39,8 +39,8 @@ from kvbench.eviction.api import Method
 from kvbench.records import Sampling
 
 MOST_SLOTS = {"cuda": 512, "cpu": 128}  # with more slots, matrix products are compute bound and only latency grows
-PROBES = {"cuda": (1 << 30, 4096), "cpu": (1 << 23, 384)}  # what `measure` copies, in bytes; side of its matrices
-AT_ONCE = {"cuda": 4, "cpu": 1}  # probes in a row before the host waits
+PROBES = {"cuda": (1 << 30, 4096), "cpu": (1 << 23, 384)}  # bytes that `measure` copies; side of its matrices
+AT_ONCE = {"cuda": 4, "cpu": 1}  # how many copies or products are started before the host waits
 USABLE = {"cuda": 0.92, "cpu": 0.5}  # share of the device's total memory that a run may plan with
 
 

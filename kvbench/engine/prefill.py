@@ -101,7 +101,7 @@ class PromptReader:
         self._drafts = Drafts(load_draft(loaded), loaded)
 
     def read(self, request: Request, rules: Rules) -> PromptState:
-        """Read and evict the prompt of a request, which must have at least one token."""
+        """Read and evict a request's prompt, which must have at least one token."""
         ids, key = tuple(request.prompt_ids), request.noise_key(-1)
         images = self._images(ids, request.images, rules)
         cache, logits, evictions = self._read([ids], rules, [key], request.compress_at, images)

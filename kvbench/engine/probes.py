@@ -102,7 +102,7 @@ class ReadPrompt:
 
 @contextlib.contextmanager
 def reading(model: Any, probe: Probe, weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield a probe's model inputs and its length in tokens or embeddings.
+    """Yield the model's inputs for a probe, and the probe's length in tokens or embeddings.
 
     Inside the block the model applies the adapter in `weights` if the probe is learned.
     """
@@ -159,7 +159,7 @@ def _run(probe: Probe, cache: PromptCache, target: PromptCache, forward: Forward
     newest = {index: (layer.queries, layer.hidden) for index, layer in target.layers.items()}
     logits, rows = forward(BlockWriter(target, block, observe), probe, start)
     for index, layer in target.layers.items():
-        layer.queries, layer.hidden = newest[index]  # stored are the prompt's newest, not the probe's
+        layer.queries, layer.hidden = newest[index]  # the layer goes on storing the prompt's, not the probe's
     if probe.keep:
         target.extra += rows
     else:

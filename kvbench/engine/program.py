@@ -26,7 +26,7 @@ from kvbench.engine.model.packing import packs
 from kvbench.engine.recording import Recording
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}  # of a logit, relative to the largest
-MOST_ELEMENTS = 1 << 22  # of a tensor whose elements are compared with those of another, to see whether they overlap
+MOST_ELEMENTS = 1 << 22  # of a tensor; larger tensors are not compared element by element to see whether they overlap
 
 
 class _Compiled(NamedTuple):
@@ -85,7 +85,7 @@ def _compiled(recording: Recording, model: Any, packed: bool) -> Callable[..., t
     kind = (str(recording.module.graph), tuple(held), tuple(shapes), packed, torch.get_num_threads())
     if (before := _newest.get(model)) is not None and before.kind == kind:
         return before.program
-    forget(model)  # its weights, before the new program has its own
+    forget(model)  # frees the old program's weights before the new program makes its own
     with FakeTensorMode():  # without memory; each apart from the others, as `_overlap` has checked
         examples: list[Any] = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in recording.inputs]
     options = {"freezing": packed, "cpp_wrapper": True, "compile_threads": 1}
@@ -123,7 +123,8 @@ def _compare(logits: torch.Tensor, expected: torch.Tensor) -> None:
 def _overlap(tensors: Sequence[torch.Tensor]) -> bool:
     """Return whether two of the tensors share memory.
 
-    For large tensors, and for elements of different sizes: whether the memory that the two tensors span overlaps.
+    For large tensors, and for elements of different sizes, return instead whether the memory that one tensor spans
+    overlaps the memory that the other spans.
     """
     spans = sorted(((t.data_ptr(), t.data_ptr() + _span(t) * t.element_size(), t) for t in tensors), key=itemgetter(0))
     return any(end > start and _share(s, t) for (_, end, s), (start, _, t) in itertools.combinations(spans, 2))

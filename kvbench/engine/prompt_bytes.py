@@ -26,7 +26,8 @@ class PromptBytes:
 
     Attributes:
         geometry: all layers. In place of the model's sliding window, `window` is the number of entries per head that
-            the layer holds while a prompt is read. stored: those of these layers whose entries this device holds.
+            the layer holds while a prompt is read. stored: the layers of `geometry` whose entries this device
+            holds.
         held: what each layer stores beside keys and values before its eviction (`held.rows` is ignored). hidden_left:
             how many of the newest hidden states each layer still stores after its eviction.
         rows: entries per head before the eviction; left: entries per head after it, with the tail (`layout.Lengths`).

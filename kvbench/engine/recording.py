@@ -16,7 +16,7 @@ from kvbench.engine.graph import CaptureError
 
 _VARIES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded)
 _READS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__)
-_MASKS = (torch.bool, torch.uint8)  # an index of these types makes a result of another shape at each step
+_MASKS = (torch.bool, torch.uint8)  # with an index of these types, the shape of the result may change at each step
 
 
 class Recording:
@@ -101,7 +101,7 @@ class _Mode(TorchDispatchMode):
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        with self:  # an operation that consists of others is recorded as these
+        with self:  # an operation that consists of other operations is recorded as those
             out = function.decompose(*args, **kwargs)
         return self._record(function, args, kwargs) if out is NotImplemented else out
 
@@ -129,7 +129,7 @@ class _Mode(TorchDispatchMode):
 
 
 def _check(function: Any, args: tuple[Any, ...]) -> None:
-    """Raise CaptureError if a later call may need another operation in the place of this one."""
+    """Raise CaptureError if a later call of the recorded step may need another operation in place of `function`."""
     aten = torch.ops.aten
     if function is aten.lift_fresh.default:
         raise CaptureError("the step makes a tensor from Python numbers, which a compiled program could not change")

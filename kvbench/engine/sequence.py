@@ -72,7 +72,7 @@ class Meter:
             self.entries_after_evict = max(self.entries_after_evict or 0, prompt.after_evict * copies)
 
     def note_held(self, entries: float, live_bytes: int, extra_bytes: int) -> None:
-        """Record what the sequence holds, once its prompt is read and after every decode step.
+        """Record what the sequence holds after its prompt was read, or after a decode step.
 
         entries: per head; live_bytes: all bytes that the sequence uses (`SlotCache.live_bytes`); extra_bytes: the part
         of `live_bytes` that holds neither keys nor values.
@@ -226,8 +226,8 @@ class Sequence:
         leave no room for an answer, the sequence fails and the result is None too.
 
         A fresh follow-up is a whole new prompt: it replaces the request's prompt. Any other follow-up continues the
-        cached sequence: the tokens to read next (`pending`) become the answer's last token, which is not in the cache
-        yet, and the follow-up's tokens. If the answer's last token is an end token, it is left out, because the
+        cached sequence: it next reads (`pending`) the answer's last token, which is not in the cache yet, and then the
+        follow-up's tokens. If the answer's last token is an end token, it is left out, because the
         follow-up begins with the template's end of turn.
         """
         if self.request.conversation is None or self.status != "ok":

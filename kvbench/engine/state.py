@@ -133,7 +133,7 @@ class State:
         ]
 
     def inputs(self) -> dict[str, torch.Tensor]:
-        """Return the model's inputs for a step: the token that each slot reads and its rotary position, [S, 1] each."""
+        """Return the model's inputs for a step: the token that each slot reads and its rotary position, [R, 1] each."""
         return {"input_ids": self.tokens[:, None], "position_ids": (self.seen + self.deltas)[:, None]}
 
     def advance(self, choice: Choice) -> None:

@@ -28,7 +28,7 @@ from kvbench.engine.rules import Rules
 from kvbench.engine.upload import upload
 
 FIXED_ROWS = 1024  # a step reads all rows of caches with at most this many cache rows per head
-LENGTH_STEP = 64  # in longer dense caches without a bound, it reads a slot's length, rounded up to a multiple of this
+LENGTH_STEP = 64  # in longer dense caches without a bound, the rows read per slot are a multiple of this
 
 
 class Entries(NamedTuple):
@@ -75,7 +75,7 @@ class StepWriter(ABC):
         self.load_lengths()
 
     def begin(self, positions: torch.Tensor, live: torch.Tensor) -> None:
-        """Begin a step. positions: [S], those of the tokens that it reads; live: [S] int64, 1 for a live sequence."""
+        """Begin a step. positions: [S], of the tokens that the step reads; live: [S] int64, 1 for a live sequence."""
         self.positions, self.live = Replicas(positions), Replicas(live)
         self._newest = RingPlaces(self.positions)
         self._ring_bias.clear()
@@ -143,7 +143,7 @@ class StepWriter(ABC):
 
     @abstractmethod
     def columns(self, layer: EvictingStore) -> Mapping[str, torch.Tensor]:
-        """Return the tensors with the layer's columns by name; in the paged layout, they also hold other layers'."""
+        """Return the tensors with the layer's columns, by name; in the paged layout, layers share these tensors."""
 
     def write_columns(self, layer: EvictingStore, call: AttentionCall) -> None:
         """Write the columns of the new entries (`Rules.columns_of_new_tokens`), if an eviction may read them."""

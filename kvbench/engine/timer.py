@@ -12,7 +12,7 @@ import torch
 class Timer:
     """Adds up the time of the work inside all `with timer.running():` blocks.
 
-    On a GPU, events on the current stream mark the begin and end of a block; the host waits only in `seconds`.
+    On a GPU, events on the current stream mark the start and end of a block; the host waits only in `seconds`.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""`BlockWriter`: the attention handler that reads prompts. It writes new entries to a cache, then attends to it.
+"""`BlockWriter`: the attention handler that reads prompts. It writes new entries to a cache, then attends to the cache.
 
 Letters: b prompts, t new tokens, r queries of one attention call, Hq query heads, Hk KV heads, D and Dv dimensions of a
 key and a value.

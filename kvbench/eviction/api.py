@@ -22,7 +22,7 @@ Everything else has a default, which a method can override:
     uneven budgets                 quotas()     entries per layer and head
     scores across layers           settled()    final scores, made from those of all layers, if the method is `joint`
     a budget that is not constant  allowed()    entries that may stay after an eviction
-    extra tokens to run            probes()     read against the prompt's cache for observe(), then dropped
+    extra tokens to run            probes()     the model reads them after the prompt, for observe(), then drops them
     learned weights and tables     weights()    loaded, checked, and given as view.weights
     all layers in one call         stacked      faster, above all on a GPU; then `score` must not read `view.layer`
 
@@ -169,8 +169,8 @@ class Method(ABC):
     def unscored(self) -> int:
         """Return how many of the newest tokens the method cannot score, so that every protection must keep them.
 
-        By default, a method with Needs(queries="window") cannot score those tokens of the window that `protect` keeps,
-        because their queries score the older entries. For other methods the number is 0.
+        By default the number is 0. With Needs(queries="window") it is the size of the window, whose queries score the
+        older entries, or the number of recent tokens that `protect` keeps, if that is smaller.
         """
         needs = self.needs()
         return min(needs.width, self.protect(1 << 30).recent) if needs.queries == "window" else 0
@@ -195,7 +195,7 @@ class Method(ABC):
         """Return how many entries each head keeps, protected ones included: int64 [b, L, Hk] over `allocation.layers`.
 
         The sum over the whole model must be at most layer_count * Hk * budget. None: every head keeps `budget` entries.
-        With scope "layer" the heads of a layer share the sum of their numbers; scope "model" uses none of them.
+        With scope "layer" the heads of a layer share the sum of their quotas; with scope "model" quotas have no effect.
         """
         return None
 
@@ -209,7 +209,7 @@ class Method(ABC):
     def allowed(self, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
         """Return how many entries per layer and head of the cache may stay after an eviction: by default the budget.
 
-        budget: None exactly when the method takes no budget. prompt_len: tokens of the prompt; seen: tokens of prompt
+        budget: None if the method takes no budget. prompt_len: tokens of the prompt; seen: tokens of prompt
         and answer so far; evictions: earlier evictions of this sequence.
         """
         if budget is None:
@@ -219,9 +219,9 @@ class Method(ABC):
     def probes(self, prompt: Prompt) -> Generator[Probe, int, None]:
         """Yield probes to run after the prompt was read.
 
-        If the method declares Needs(probes=True), the engine calls this function for each prompt that must be evicted,
-        and the memory plan calls it with a prompt of zeros. Each `yield` returns the greedy next token after the
-        probe's last token, in the plan 0.
+        If the method declares Needs(probes=True), the engine calls this function for each prompt from which entries
+        must be evicted. Each `yield` then returns the greedy next token after the probe's last token. The memory plan
+        calls this function with a prompt of zeros; each `yield` then returns 0.
         """
         yield from ()
 

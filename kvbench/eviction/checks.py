@@ -33,8 +33,9 @@ def refuse(amount: torch.Tensor, error: MakeError) -> None:
 def gathered() -> Iterator[None]:
     """Delay the checks in the block, and read their results in one copy from the device at the block's end.
 
-    A call of `read` inside the block also reads the checks that were delayed before it. The first check that fails
-    raises its error, also in place of a KVBenchError that code of the block raises later.
+    A call of `read` inside the block also reads the checks that were delayed until then. The first check that fails
+    raises its error. If the block itself ends with a KVBenchError, the delayed checks are still read; the error of the
+    first check that fails is then raised instead.
     """
     noted: Noted = []
     token = _noted.set(noted)

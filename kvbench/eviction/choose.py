@@ -73,11 +73,11 @@ def _made(name: str, options: Pairs, build: Callable[[str, Pairs], Method]) -> M
 
 
 def addressed(name: str, option: str, value: str) -> list[tuple[str, str]]:
-    """Return one ``--method-opt`` as the (name, value) pairs that `parse` takes for the method or methods `name`.
+    """Return the (name, value) pairs, as `parse` takes them, of one ``--method-opt``.
 
-    For one method the pair has the option's bare name. For two methods the pair has a prefix, as in ``gkv.alpha``. An
-    option given without a prefix becomes one pair per method that has this option; if neither has it, one pair for the
-    second method. Raises UserError if the prefix is not one of the methods.
+    name: a method, or two joined by ``+``. For one method the pair has the option's bare name. For two methods the pair
+    has a prefix, as in ``gkv.alpha``. An option given without a prefix becomes one pair per method that has this
+    option; if neither has it, one pair for the second method. Raises UserError if the prefix is not one of the methods.
     """
     parts = name.split("+")
     method, dot, bare = option.rpartition(".")

@@ -154,7 +154,7 @@ class Probe:
     Attributes:
         against: the cache that the tokens attend to. None: the prompt's full cache. A method: a copy of this cache,
             from which the method has evicted entries down to the budget.
-        keep: later probes against the same cache attend to these tokens too.
+        keep: whether later probes against the same cache attend to these tokens too.
         span: the positions of the prompt, (first, last + 1), whose entries the probe scores. Only `observe` reads it.
         learned: name of a tensor [n, hidden] among the method's weights. The model reads the tensor's n vectors as
             embeddings, in place of `tokens`. While it reads them, the low-rank adapter in the method's weights is

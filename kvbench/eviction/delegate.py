@@ -55,11 +55,11 @@ def check_base(method: Any, *refusals: tuple[Callable[[Method], bool], str]) -> 
     """Raise OptionError if the option `base` of the wrapper `method` names a method that it cannot wrap.
 
     No wrapper can wrap an unknown method or two combined methods. A wrapper that is not `uniform` needs a method that
-    can score heads of uneven lengths. A wrapper whose heads may keep different tokens cannot wrap a method that
-    `needs_aligned` ones.
+    can score heads of uneven lengths. A wrapper whose heads may keep different tokens cannot wrap a method that needs
+    the same tokens in all heads (`needs_aligned`).
 
-    refusals: more methods that the wrapper cannot wrap, as pairs. The first of a pair is a condition that is true for
-    such a method. The second is words for the kind of method that the user should name instead.
+    refusals: more methods that the wrapper cannot wrap, as pairs. The first part of a pair is a condition that is true
+    for such a method. The second part is words for the kind of method that the user should name instead.
     """
     inner = named("base", method.base, lambda: method.inner)
     even = (lambda inner: not (inner.ragged or method.uniform), "a method that can score heads of uneven lengths")

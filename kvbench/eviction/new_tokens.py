@@ -16,8 +16,8 @@ class NewTokens:
     hidden: torch.Tensor  # [b, t, D] input of the layer's attention: the hidden state after the input norm
     keys: torch.Tensor  # [b, Hk, t, d] post-RoPE
     values: torch.Tensor  # [b, Hk, t, dv]
-    # [b, t] bool, the tokens whose text consists of the characters `Needs.marks` and of white space; None if it
-    # is empty.
+    # [b, t] bool, the tokens whose text consists of the characters `Needs.marks` and of white space; None if
+    # `Needs.marks` is empty.
     marks: torch.Tensor | None = None
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of the whole model, see `Method.weights`
     # The model's own matrices in this layer, as named in `Needs.layer_weights`, in the model's dtype:

@@ -2,8 +2,8 @@
 
 An option is a field of the method's dataclass; its type comes from the annotation: int, float, bool, str or Literal,
 or a union of one of these and None. `option` adds a help text and a range, which is checked whenever a method is made,
-from the command line or from Python. A run's settings parse numbers and switches with the same functions. This module
-does not import torch.
+from the command line or from Python. The numbers and switches in a run's settings are parsed by the same functions.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def option(
 ) -> Any:
     """Return a dataclass field with a help text and a range: `low` and `high` are inclusive, `above` is exclusive.
 
-    odd: the value must be odd.
+    odd: whether the value must be odd.
     """
     limits = {"low": low, "high": high, "above": above, "odd": odd}
     return dataclasses.field(default=default, metadata={"help": help, "limits": limits})
@@ -128,7 +128,8 @@ def check_budget(
 ) -> None:
     """Raise UserError if a budget is missing or too small, or is given to a method that takes none.
 
-    A share of the prompt is never too small. group: query heads per KV head; word: the budget's name in the message.
+    A share of the prompt is never too small, because `budget_in_force` raises it. group: query heads per KV head; word:
+    the budget's name in the message.
     """
     if not method.takes_budget:
         if budget is not None:

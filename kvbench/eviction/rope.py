@@ -33,7 +33,7 @@ class Rope:
         return torch.cat([pair, rest], dim=-1) if rest.shape[-1] else pair
 
     def pairs(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the first and the second number of every pair of dimensions that is rotated, [..., r / 2] each."""
+        """Return the first and the second number of every rotated pair of dimensions, [..., r / 2] each."""
         turned = x[..., : 2 * self.frequencies.numel()]
         if self.interleaved:
             return turned[..., ::2], turned[..., 1::2]
@@ -41,5 +41,5 @@ class Rope:
         return first, second
 
     def moduli(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the length of every pair of dimensions that is rotated, [..., r / 2] float32."""
+        """Return the norm of every rotated pair of dimensions, as a vector of two numbers: [..., r / 2] float32."""
         return torch.hypot(*self.pairs(x.float()))

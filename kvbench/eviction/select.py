@@ -77,7 +77,7 @@ def decide(method: Method, views: Sequence[LayerView]) -> list[Decision]:
 
 
 def _kept_per_head(method: Method, view: LayerView) -> int | None:
-    """Return how many entries every head of a view keeps, or None if this depends on scores or on the view's mask."""
+    """Return how many entries every head of a view keeps; None if the number depends on scores or the view's mask."""
     if method.uniform and method.scope == "head" and view.whole and type(method.selector()) is TopK:
         return min(view.budget, view.positions.shape[-1])
     return None
@@ -218,8 +218,9 @@ def protected(
 def order_key(score: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Return int64 keys that order entries by score, then by position: the largest keys are kept.
 
-    The upper 32 bits are the float32 score mapped to an int32 of the same order, the lower 32 bits the position. One
-    integer top-k therefore decides ties exactly and equally on every device. Raises BudgetViolation for NaN scores.
+    The upper 32 bits are the float32 score, mapped to int32 so that the order is kept; the lower 32 bits are the
+    position. One integer top-k therefore decides ties exactly and equally on every device. Raises BudgetViolation for
+    NaN scores.
     """
     message = "the method returned NaN scores, so no entry can be chosen."
     refuse(torch.isnan(score).sum(), lambda _: BudgetViolation(message))
@@ -296,7 +297,7 @@ def check(
     Args:
         keeps, musts: the entries that stay, and the protected entries (None: nothing is protected). Each tensor has
             one or several layers, [b, L, Hk, N].
-        each: how many entries per head a layer may keep, averaged over its heads; None if layers share the budget.
+        each: how many entries per head a layer may keep, averaged over its heads; None: no limit per layer.
         total: how many entries per head may stay in all layers of the model together, averaged over heads.
         min_entries: how many entries every head must keep.
     """

@@ -1,4 +1,4 @@
-"""The images of a batch of left-padded prompts, which `EvictionCache` finds by their image tokens."""
+"""Finds the images of a batch of left-padded prompts by their image tokens, for `EvictionCache`."""
 
 from __future__ import annotations
 

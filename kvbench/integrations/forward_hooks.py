@@ -20,7 +20,7 @@ class HookedCache(Protocol):
 
 
 def hook(model: Any, cache: HookedCache) -> Callable[[], None]:
-    """Call `cache.enter` and `cache.leave` around each forward pass of the model that gets `cache` as past_key_values.
+    """Call `cache.enter` before and `cache.leave` after each forward pass of the model with `past_key_values=cache`.
 
     Returns the function that removes the hooks. The hooks hold the cache by a weak reference, and are removed when the
     cache is deleted.

@@ -7,8 +7,8 @@ Generation equals that of `kvbench run`: same engine, plan, stop rules and rando
 answers. Repeats of a request are samples of one prompt, which the engine reads once.
 
 Log-likelihoods are computed with the evicted cache: the engine reads the context except its last token, evicts, and
-then reads the last token and the continuation against the remaining entries. Logits of the prompt's forward pass, the
-usual way, would score a one-token answer with the full cache for every method.
+then reads the last token and the continuation against the remaining entries. The usual way, by the logits of the
+prompt's forward pass, would score a one-token answer with the full cache for every method.
 
 Not covered: `loglikelihood_rolling` (nothing is evicted), several processes (``accelerate launch``), images and sound.
 """
@@ -305,8 +305,8 @@ class KVBenchLM(TemplateLM):
     # --- records ------------------------------------------------------------------------------------------------------
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Use lm-eval's file of stored answers (``--use_cache``). Raises UserError if the settings of its answers
-        differ or are unknown."""
+        """Use lm-eval's file of stored answers (``--use_cache``). Raises UserError if its answers have other
+        settings than this model, or unknown ones."""
         super().set_cache_hook(cache_hook)
         if cache_hook.dbdict is not None:
             check_stored_answers(cache_hook.dbdict, self._identity())

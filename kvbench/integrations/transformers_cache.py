@@ -175,8 +175,8 @@ class EvictionCache(FixedBatch):
     def enter(self, inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Route the model's attention to the cache before a forward pass; return the inputs for that pass.
 
-        The first pass reads the prompts, each later one a token per sequence. The prompts are evicted just before the
-        second pass.
+        The first pass reads the prompts, each later pass one token per sequence. The prompts are evicted just before
+        the second pass.
         """
         ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
         if ids is None:

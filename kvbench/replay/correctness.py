@@ -69,9 +69,9 @@ def own_ratios(
 ) -> dict[Chosen, list[tuple[str, float | None]]]:
     """Return, by method and budget in `chosen`, a pair (cluster, ratio) for each of a run's answers.
 
-    Only answers with the status "ok" and, unless their method never evicts, with this interval count. cluster: that of
-    the answer's question. ratio: the Token Retention Ratio of the released script (see `analyses.retention_ratio`), or
-    None if the answer is not right. A method and budget without answers is left out.
+    An answer counts only if its status is "ok" and if it was generated with this interval or by a method that never
+    evicts. cluster: that of the answer's question. ratio: the Token Retention Ratio of the released script (see
+    `analyses.retention_ratio`), or None if the answer is not right. A method and budget without answers is left out.
     """
     rows = read_rows(folder)
     rows = rows[(rows["task"] == task) & (rows["status"] == "ok")]

@@ -196,7 +196,7 @@ def _as_in_run(row: dict[str, Any], trace: ForcedTrace, seen: Sequence[int]) -> 
 
 
 def _spread(layers: dict[int, Any]) -> list[tuple[int, Any]]:
-    """Return all layers, but at most MOST_LAYERS of them, which are then evenly spread from the first to the last."""
+    """Return all layers; if there are more than MOST_LAYERS, that many of them, evenly spread from first to last."""
     items = sorted(layers.items())
     if len(items) <= MOST_LAYERS:
         return items

@@ -46,8 +46,9 @@ def read(
 
     For analyses of attention, each trace is read with the full cache. For analyses of methods, it is read with the full
     cache and then with every chosen method. max_tokens: the number of tokens of the longest prompt plus answer.
-    on_read: called after each batch, except those that analyses of methods read with the full cache. Arguments: method
-    and budget as one text, the number of traces read, and the number of tokens of their answers.
+    on_read: called after each batch is read, except after the readings with the full cache that serve analyses of
+    methods. Its arguments are the method and budget as one text, the number of traces read, and the number of tokens of
+    their answers.
     """
     looking = [a for a in analyses if isinstance(a, AttentionAnalysis)]
     watching = [a for a in analyses if isinstance(a, MethodAnalysis)]
@@ -66,7 +67,7 @@ def read(
 
 
 def _narrow(traces: Sequence[ForcedTrace], loaded: LoadedModel) -> Iterator[list[ForcedTrace]]:
-    """Yield batches of traces so small that the attention of WINDOW queries takes at most SCRATCH_FLOATS numbers.
+    """Yield batches in which the attention of WINDOW queries per trace takes at most SCRATCH_FLOATS numbers in all.
 
     A trace that needs more forms a batch alone.
     """

@@ -143,7 +143,7 @@ class Session:
 
 
 def _with_sample(works: dict[str, TaskWork], sample: str | None) -> dict[str, TaskWork]:
-    """Return the tasks that have a question with the id `sample`. None: return all tasks.
+    """Return the tasks that have a question with the id `sample`, or all tasks if `sample` is None.
 
     Raises UserError if no task has the question.
     """

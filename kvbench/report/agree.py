@@ -55,8 +55,8 @@ ARTEFACTS = "tables, drafts or plug-in"
 ALL = "all"  # value of --group-by that splits rows by everything that differs
 APART = f"--group-by {ALL} makes separate tables."
 EDITED = "The run's table was joined or edited. Report on the runs that its rows came from."
-# Columns whose differences get a note below the table: (column, its name in the note, further columns). Only rows that
-# agree in the further columns are compared in the column.
+# Columns whose differences get a note below the table: (column, its name in the note, further columns). The values of
+# the column are compared only between rows that agree in the further columns.
 NOTED = (
     ("kvbench_version", "versions of kvbench", ()),
     ("torch_version", "versions of torch", ()),
@@ -68,7 +68,8 @@ NOTED = (
     ("multi_turn_cache", "ways to read later turns", ()),
 )
 NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five"}
-_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")  # the date of a judgement, which need not be equal
+# The date of a judgement, which need not be equal; not a date in the judge's name.
+_DATE = re.compile(r"(?<=, )[0-9]{4}-[0-9]{2}-[0-9]{2}(?=,)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +169,7 @@ def check(rows: Rows) -> None:
 
 
 def _two_prompts(rows: Rows) -> str | None:
-    """Return the id of the first question, in order of ids, whose rows have two different prompts; None if there is no
-    such question."""
+    """Return the smallest id of a question whose rows have two different prompts; None if there is none."""
     return _with_several(rows, rows.text("prompt_sha256").codes)
 
 

@@ -7,8 +7,8 @@ declares the group's means: their names and weights.
 Each mean belongs to one method at one budget. It covers the tasks of one group at one length and with equal settings,
 with the group's weights (`kvbench.report.weighted`). If a task is missing, there is no mean, and a note names the task.
 
-A group that was run at all its lengths gets three further means, each over the lengths, of the mean that the class
-declares first. The weights of the lengths are equal, rise (inc) or fall (dec) linearly from the shortest length to the
+If a group was run at all its lengths, the mean that the class declares first is also averaged over the lengths, in
+three ways: with equal weights, and with weights that rise (inc) or fall (dec) linearly from the shortest length to the
 longest, as in RULER's paper (arXiv 2404.06654).
 """
 
@@ -37,8 +37,8 @@ ABOUT = "Means over tasks. Their errors assume that the tasks are independent."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AverageRow:
-    """The averages of one method at one budget. `baseline`: the method whose averages are subtracted in the differences
-    of `means`. `progress`: how far the unfinished runs behind these averages are, as in "412 of 960 rows"."""
+    """The averages of one method at one budget. `baseline`: the method with which `means` compares the averages.
+    `progress`: how far the unfinished runs behind these averages are, as in "412 of 960 rows"."""
 
     method: str
     budget: Budget | None
@@ -84,8 +84,8 @@ class AverageTable:
         )
 
     def _shown(self) -> list[Column]:
-        """Return the columns of the table: method, budget and each average. If there is a baseline, the difference of
-        the first average to the baseline stands after the first average."""
+        """Return the columns of the table: method, budget and each average. If there is a baseline, a column
+        with the difference of the first average to the baseline follows the first average."""
         first, *others = [Column("", partial(_value, name), name) for name in self.names]
         baseline = next((row.baseline for row in self.rows if row.baseline), "")
         difference = Column("", lambda row: _difference(row.means[first.header]), f"minus {baseline}")
@@ -146,8 +146,9 @@ def _alike(a: _Family, b: _Family) -> bool:
 def _lengths(kin: Sequence[tuple[_Family, AverageTable]]) -> AverageTable:
     """Return a table of three averages over prompt lengths, for one group of tasks.
 
-    Each of them averages the group's first average in `Task.averages`. The weights of the lengths are equal, rise with
-    the length (inc) or fall with the length (dec). kin: the group at each length, with the table of this length.
+    All three average the group's first average in `Task.averages`. They differ in the weights of the lengths: equal,
+    rising with the length (inc) or falling with the length (dec). kin: the group at each length, with the table of this
+    length.
     """
     family, tables = kin[0][0], [table for _, table in kin]
     name = next(iter(family.task.averages))
@@ -234,8 +235,8 @@ def _mean(parts: Mapping[str, Part], weights: Mapping[str, float]) -> Mean:
 
 
 def _missing(rows: Sequence[AverageRow], names: Sequence[str]) -> list[str]:
-    """Return notes on the tasks or lengths that the averages in `names` lack. Methods that lack the same ones share a
-    note."""
+    """Return notes on the tasks or lengths that the averages in `names` lack. Methods that lack the same tasks or
+    lengths share a note."""
     notes = []
     for name in names:
         lacking: dict[tuple[str, ...], list[str]] = {}

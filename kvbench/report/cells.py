@@ -273,7 +273,8 @@ def speed_sd(rows: Rows) -> float:
     """Return the standard deviation of decoded tokens per second over batches. NaN with fewer than two batches.
 
     Rows with equal decoding seconds count as one batch, because samples that are decoded in the same steps have equal
-    shares of the steps' time. Their seconds of evictions may differ: those of a prompt count for its own samples only.
+    shares of the steps' time. The seconds of evicting may differ between rows of a batch, because the time of evicting
+    entries of a prompt counts only for the samples of this prompt.
     """
     import numpy as np
 

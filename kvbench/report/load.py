@@ -8,8 +8,8 @@ Rows are comparable when they agree in their settings (`agree.SAME`: model, samp
 of task and method, in the method's artefacts, in the judge, and in the prompt of each question. A task whose rows are
 not comparable is left out and named; the other tasks are not affected. Rows at several intervals get separate tables,
 because methods may have their papers' own intervals; a note says so (`loaded.apart`). If several runs have rows with
-the same key, only one of these rows is kept: a row with the status ok before a failed row. A note names the runs
-(`loaded.repeated`).
+the same key, only one of these rows is kept; a row with the status ok is preferred to a failed row. A note names the
+runs (`loaded.repeated`).
 """
 
 from __future__ import annotations

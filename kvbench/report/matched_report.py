@@ -1,8 +1,8 @@
 """The report of ``--matched``: for each method, three differences of mean scores.
 
-Scoring adds: the method less `random` under the same protection. Protection adds: the method under this protection less
-the method under its own. Own scoring: the method less `random`, each under its own protection. Figures show what
-scoring adds and what protection adds.
+Scoring adds: the method minus `random`, both under the same protection. Protection adds: the method under this
+protection minus the method under its own protection. Own scoring: the method minus `random`, each under its own
+protection. Figures show what scoring adds and what protection adds.
 """
 
 from __future__ import annotations

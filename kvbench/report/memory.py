@@ -14,11 +14,11 @@ A conversation's row does not state the length of its later questions. This leng
 full cache's row of the same conversation.
 
 Measured bytes are the live keys and values at the peak, from the rows. A cell is marked with ! if one of its samples
-exceeds a bound. The bytes of a sample may be up to 1.05 times its nominal bytes plus one page per head: the last page
-may be partly empty. The entries of a sample at the peak may be up to 1.05 times its nominal entries. Three kinds of
-samples never cause this mark: samples of methods that do not bound generated entries, samples of query-agnostic runs,
-and samples of conversations without a row of the full cache. A separate column shows the bytes that a method stores
-beside keys and values.
+exceeds a bound. The bytes of a sample may be up to 1.05 times its nominal bytes, and one page per head on top, because
+the last page may be partly empty. The entries of a sample at the peak may be up to 1.05 times its nominal entries.
+Three kinds of samples never cause this mark: samples of methods that do not bound generated entries, samples of
+query-agnostic runs, and samples of conversations without a row of the full cache. A separate column shows the bytes
+that a method stores beside keys and values.
 """
 
 from __future__ import annotations

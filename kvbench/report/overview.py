@@ -27,8 +27,8 @@ ACROSS = 4  # tasks side by side
 class Place:
     """A line of the overview's tables: a cell and the table of its task.
 
-    best: the group of best methods at the line's budget, in which `cell` has the highest score; None in all other
-    tables.
+    best: in the table of best methods, the leader and its rivals at one budget, where `cell` is the leader. None in the
+    other tables.
     """
 
     table: TaskTable
@@ -47,8 +47,8 @@ def overview(tables: Sequence[TaskTable]) -> Iterator[Block]:
 
 
 def frontier(table: TaskTable) -> list[ScoreCell]:
-    """Return the frontier of a task: the cells for which no other cell has at least the same score with at most the
-    same measured bytes. Of cells with equal scores and bytes, the first is kept. Sorted by rising bytes."""
+    """Return the frontier of a task, sorted by rising bytes: the cells whose score no other cell reaches with the same
+    number of measured bytes or fewer. Of cells with equal scores and bytes, only the first is on the frontier."""
     known = [c for c in table.cells if not math.isnan(c.score.mean) and not math.isnan(c.kv_bytes_peak)]
     kept: list[ScoreCell] = []
     for cell in sorted(known, key=lambda c: (c.kv_bytes_peak, -c.score.mean)):

@@ -5,7 +5,7 @@
     rows.text("method").names       # distinct texts; .codes says which of them a row has, -1: none
     rows.where(rows.number("score") == 1).scores("score_partial")
 
-Several `Rows` share the same columns; each holds the positions of its rows in them. Choosing rows copies only
+Several `Rows` share the same columns; each `Rows` holds only the positions of its rows. Choosing rows copies only
 positions, so the rows of a cell cost time and memory for that cell alone.
 """
 

@@ -269,8 +269,8 @@ def _exact_above_partial(cell: ScoreCell) -> bool:
 
 
 def _load(cells: Sequence[ScoreCell]) -> list[str]:
-    """Return a list with a note on the machine's load while the cells ran, without which speeds cannot be judged. The
-    list is empty if no cell has a speed."""
+    """Return a list with a note on the machine's load while the cells ran: speeds cannot be judged without the load.
+    The list is empty if no cell has a speed."""
     timed = [cell for cell in cells if not math.isnan(cell.tokens_per_second)]
     loads = [cell.machine_load for cell in timed if not math.isnan(cell.machine_load)]
     if not timed:

@@ -3,9 +3,9 @@
     weighted_mean([(0.5, of_cell(walk)), (0.5, of_cell(chain))])
 
 The error is sqrt(sum (w se)^2), where w is a task's weight and se its standard error. The weights sum to 1, and the
-tasks are treated as independent. The same formula gives the interval's part below the mean from the tasks'
-parts below, and its part above from their parts above (Zou and Donner 2008). If a task shows no spread, its error is 0
-and says nothing; tables then print the interval in place of the error.
+tasks are treated as independent. The distance from the mean to the lower end of its interval follows by the same
+formula from the distances of the tasks' means to their lower ends, and likewise for the upper ends (Zou and Donner
+2008). If a task shows no spread, its error is 0 and says nothing; tables then print the interval in place of the error.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Mean:
     """A weighted mean over tasks, and its difference to the baseline's mean, paired by question. `missing`: the tasks
     without a score; if there are any, all figures are NaN.
 
-    `spread`: False if the error of a task's score is 0. `diff_spread`: False if the error of a task's difference is 0.
-    `df`: the smallest number of degrees of freedom among the tasks' differences.
+    `spread`: False if the error of the score is 0 for at least one task. `diff_spread`: False if the error of the
+    difference is 0 for at least one task. `df`: the smallest number of degrees of freedom among the tasks' differences.
     """
 
     value: float = math.nan

@@ -116,7 +116,7 @@ class CellPlanner:
         """Plan a cell: its rows, and the slots and lengths for the engine.
 
         slots: the plan of slots that the coordinator made; None: make it, which may take seconds. Raises KVBenchError
-        when the engine cannot serve the method or the device has less memory than the coordinator planned.
+        if the engine cannot serve the method, or if the device has less memory than the coordinator's plan needs.
         """
         config, context = self.config, self.context
         check_prefill(state.method, config.prefill, cell.method.label)

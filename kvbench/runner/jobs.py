@@ -1,9 +1,9 @@
 """Divides the work of a run into jobs.
 
 Any division of the work into jobs, in any order and on any number of workers, gives the same rows. Only columns that
-state times differ. This holds for devices of one kind and with the same slots per cell: the rows of a job then depend
-on the run's configuration alone. Sampling noise and keys come from settings and from names of tasks, questions and
-samples.
+state times differ. This requires devices of one kind, and the same slots per cell on all of them. The rows of a job
+then depend on the run's configuration alone. Sampling noise and keys come from settings and from names of tasks,
+questions and samples.
 """
 
 from __future__ import annotations

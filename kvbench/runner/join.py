@@ -25,10 +25,11 @@ from kvbench.store.recovery import Entry, TextReader, read_journal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What joining one shard did.
+    """The outcome of joining one shard.
 
     rows: how many finished rows the shard has. added: how many of its records were copied into the joined run.
-    different: how many of its answers differ from the answer that the joined run has for the same sample.
+    different: how many of its answers differ from the joined run's answer to the same sample, if neither record is
+    better than the other.
     """
 
     folder: ShardFolder
@@ -41,8 +42,8 @@ class Part:
 class Joined:
     """A joined run.
 
-    planned: how many rows the complete run has. statuses: how many rows it has now, by status. parts: what joining each
-    shard did. missing: the shards that the user did not name.
+    planned: how many rows the complete run has. statuses: how many rows it has now, by status. parts: the outcome for
+    each shard that was joined. missing: the shards that the user did not name.
     """
 
     run_dir: Path
@@ -112,7 +113,7 @@ def join(
 
 
 def _add(shard: ShardFolder, known: dict[str, _Known], journal: Journal, say: Callable[[str], object]) -> Part:
-    """Copy a shard's record of each row for which the joined run has no record, or has a record with a lower rank."""
+    """Copy a shard's record of a row if the joined run has no record of this row, or a record with a lower rank."""
     state = read_journal(shard.path)
     for text in state.notices:
         say(f"{shard.path.name}: {text}")

@@ -1,8 +1,8 @@
 """Checks that a continued run still has the model, template, methods and questions that it began with.
 
 A run's record (`environment` in run.json) has hashes or revisions of these. A change is an error: otherwise a report
-would average rows of two models, or of two versions of a method. The user may allow one kind of change, in the source
-of a method. Messages escape all text of a record, since a run's folder may come from anyone.
+would average rows of two models, or of two versions of a method. The user may allow one kind of change: a changed
+source of a method. Messages escape all text of a record, since a run's folder may come from anyone.
 """
 
 from __future__ import annotations
@@ -130,8 +130,9 @@ def check_prompt_files(run: str, before: Mapping[str, Any], now: Mapping[str, An
 
 
 def check_data(run: str, before: Mapping[str, Any], now: Mapping[str, Any], *, versions: bool = True) -> None:
-    """Raise UserError if the data of a task have another hash or revision than in the run's record, or are not in it;
-    with `versions`, also if the task's version changed."""
+    """Raise UserError if the run's record lacks the data of a task, or states another hash or revision of these data;
+    with `versions`, also if it states another version of the task.
+    """
     for task, has in now.items():
         if (was := before.get(task)) is None:
             raise UserError(f"run {quote(run)} does not say which data task {quote(task)} had. {NEW_RUN.capitalize()}.")

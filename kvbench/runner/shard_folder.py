@@ -80,7 +80,7 @@ def read_shards(paths: Iterable[Path], *, allow_version_change: bool = False) ->
 def common_name(shards: Sequence[ShardFolder]) -> str:
     """Return the run's name: the shards' names without their suffixes (`Shard.suffix`).
 
-    Raises UserError if this gives several names, or if the shards' names do not end with their suffixes.
+    Raises UserError if the names without suffixes differ, or if the shards' names do not end with their suffixes.
     """
     names = {shard.path.name.removesuffix(shard.shard.suffix) for shard in shards}
     if len(names) > 1 or names == {shards[0].path.name}:

@@ -73,8 +73,8 @@ def make_method(cell: Cell) -> Method:
 class PlannedRow:
     """One sample that a run is to generate.
 
-    identity: the settings that make this sample different from all others; each is a column of its row. key: a hash of
-    `identity` and of the data's revision and hash.
+    identity: the settings that distinguish this sample from all others; each setting is a column of the sample's row.
+    key: a hash of `identity` and of the data's revision and hash.
     """
 
     key: str

@@ -1,7 +1,7 @@
 """Grade a program on the tests of a LiveCodeBench problem, by two verdicts.
 
 `lcb` is the verdict that LiveCodeBench's own checker would give, comparable with published numbers; `native` is the
-verdict of an ordinary process with an ordinary standard input.
+verdict if the program runs as an ordinary process with an ordinary standard input.
 
 Programs run in a box (`kvbench.scoring.sandbox`) that never receives an expected output; this module compares their
 output outside the box. `lcb` follows ``lcb_runner/evaluation/testing_util.py`` (28fef95) with its bugs, see

@@ -245,8 +245,8 @@ def _plain(value: Any) -> Any:
 def _number(value: Any) -> Any:
     """Return a number of numpy, fractions or decimal as one of the types that JSON has.
 
-    Raises ValueError, in numpy's words for the comparison of such an array, for an array that does not hold exactly one
-    number.
+    Raises ValueError for an array that does not hold exactly one number, with numpy's message for the truth value of
+    such an array.
     """
     if getattr(value, "ndim", 0):
         if value.size != 1:

@@ -57,7 +57,7 @@ def read_tests(data: str, largest: int = LARGEST) -> list[Test]:
 
 
 def unpack(data: str, largest: int = LARGEST) -> str:
-    """Return the text in `data`, which is a pickle, compressed by zlib and written as base64.
+    """Return the text that `data` holds. `data` is base64 of a zlib-compressed pickle of the text.
 
     Raises TestDataError for other data, or if the text unpacks to more than `largest` bytes.
     """

@@ -3,7 +3,7 @@
 Every score is in [0, 1]; the official tables show the mean times 100, rounded to two decimals. ROUGE-L comes from the
 package rouge 1.0.1 and Chinese words from jieba 0.42.1 (extra ``longbench``): other versions, and the package
 rouge-score, give other scores. The similarity of code lines is `difflib`'s ratio. The official set-up uses the
-package fuzzywuzzy without python-Levenshtein, which computes the same ratio.
+package fuzzywuzzy without python-Levenshtein; fuzzywuzzy then computes the same ratio.
 """
 
 from __future__ import annotations
@@ -116,11 +116,11 @@ def rouge_l_zh(prediction: str, answer: str) -> float:
 
 
 def classification(prediction: str, answer: str, all_classes: Sequence[str]) -> float:
-    """Return 1 / n if the right name is among the n class names that the output contains; otherwise return 0.
+    """Return 1 / n if the right name is among the n class names that count for the output; otherwise return 0.
 
-    A shorter name that is part of the right name is removed before the names are counted. The official code has a
-    fault, on which scores depend: after removing a name, it skips the next name in the list. That next name is counted
-    even if it is part of the right name, too.
+    All names that the output contains count, except shorter names that are part of the right name. The official code
+    has a fault, on which scores depend: after it removes such a shorter name, it does not check the next name in the
+    list. That next name counts even if it is part of the right name.
     """
     named = [name for name in all_classes if name in prediction]
     for name in named:
@@ -136,12 +136,12 @@ def count(prediction: str, answer: str) -> float:
 
 
 def retrieval(prediction: str, answer: str) -> float:
-    """Share of the numbers in the output that equal the number in the answer "Paragraph 12"."""
+    """Share of the numbers in the output that equal the number in an answer such as "Paragraph 12"."""
     return count(prediction, re.findall(r"Paragraph (\d+)", answer)[0])
 
 
 def retrieval_zh(prediction: str, answer: str) -> float:
-    """Share of the numbers in the output that equal the number in the answer "段落12"."""
+    """Share of the numbers in the output that equal the number in an answer such as "段落12"."""
     return count(prediction, re.findall(r"段落(\d+)", answer)[0])
 
 

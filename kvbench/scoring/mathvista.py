@@ -2,8 +2,8 @@
 
 In the official pipeline, GPT extracts the answer from every text that is not a bare answer already; `direct` decides
 whether a text is a bare answer. `by_rule` is kvbench's own extraction, which needs no judge. `normalise` follows the
-official rules with their peculiarities. For a text that names no option, it takes the option with the smallest edit
-distance. Where an integer is asked for, it cuts 3.7 to 3.
+official rules with their peculiarities: for a text that names no option, `normalise` takes the option with the smallest
+edit distance; where an integer is asked for, it cuts 3.7 to 3.
 """
 
 from __future__ import annotations
@@ -138,11 +138,11 @@ def _plain(text: str) -> str:
 
 
 def _number(part: str, introduced: bool) -> str | None:
-    """Return the number in a part of a model's text that counts as its answer; None if the part has no number.
+    """Return the number that counts as the answer in a part of a model's text; None if the part has no number.
 
-    If the answer begins the part (`introduced`), this is the first number behind the last "=" of the part's first
-    clause or, without such a number, the first number of the part. Otherwise it is the last number. Exponents do not
-    count.
+    If the answer begins the part (`introduced`), the first number behind the last "=" of the part's first clause counts
+    or, without such a number, the first number of the part. Otherwise the last number of the part counts. Exponents are
+    ignored.
     """
     part = _EXPONENT.sub("", part)
     if not introduced:
@@ -164,7 +164,7 @@ def _value(found: Sequence[tuple[str, ...]]) -> str | None:
 
 
 def _option(part: str, choices: Sequence[str], introduced: bool) -> str | None:
-    """Return the letter or the option that a text chooses; None without one. The first of these in the text counts:
+    """Return the letter or the option that a text chooses; None without one. The first rule that finds one decides:
 
     - a letter at the beginning with a mark behind it, such as "B)", or with nothing behind it;
     - if the answer begins the text (`introduced`): the longest option at the beginning, else a letter there;

@@ -162,7 +162,7 @@ def _judge(task: Task, doc: Doc, output: Output) -> Score:
 class _Process:
     """One scoring process.
 
-    It is in the set `alive` until it is closed; `gone` is then True. A time-out or a crash closes it.
+    It is in the set `alive` until it is closed; from then on, `gone` is True. A time-out or a crash closes it.
     """
 
     def __init__(self, alive: set[_Process]) -> None:

@@ -57,7 +57,7 @@ def share(hits: Sequence[bool]) -> float:
 
 
 def string_match_all(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Return the mean over all outputs of `share`, in per cent with two decimals.
+    """Return the mean of `share` over all outputs, in per cent with two decimals.
 
     predictions: the outputs. references: for each output the references to find in it.
     """

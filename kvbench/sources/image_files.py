@@ -34,7 +34,7 @@ def read(image: Image) -> Pixels:
     """Read and decode an image.
 
     Raises UserError for a file that cannot be read, is too large, or changed since it was hashed. Raises UserError also
-    unless the file is a complete PNG, JPEG or WebP with at most 8 bits per colour. Raises SetupError if Pillow is
+    for a file that is not a complete PNG, JPEG or WebP with at most 8 bits per colour. Raises SetupError if Pillow is
     missing.
     """
     data = _bytes(image)

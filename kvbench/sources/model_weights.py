@@ -62,11 +62,11 @@ def lacking(folder: Path) -> list[str]:
 
 
 def difference(model: Any, report: Mapping[str, Any]) -> str:
-    """Return how the weights in a model's files differ from those of its config; "" if they are the same.
+    """Return how the weights in a model's files differ from those that its config requires; "" if they do not differ.
 
-    transformers gives weights that the files lack, or hold in another shape, random numbers, and only logs a report.
-    The files may lack buffers, which start with constants, and numbers that a quantiser adds. Wrong shapes of quantised
-    weights are not in the report.
+    If the files lack a weight, or hold it in another shape, transformers fills the weight with random numbers and only
+    logs a report. The files may lack buffers, which start with constants, and numbers that a quantiser adds. Wrong
+    shapes of quantised weights are not in the report.
 
     model, report: the results of transformers' `from_pretrained`, called with `REPORTING`.
     """

@@ -31,7 +31,7 @@ def used(info: Mapping[str, Any]) -> dict[str, Any]:
     Each of these settings runs code, contacts a server, or makes lm-eval load data from the hub.
 
     The user gives a setting by a flag or an environment variable. All settings but `task` may also stand in the
-    configuration file. `unsafe_run_code` is never among the settings: a continued run without this setting executes
+    configuration file. `unsafe_run_code` is never returned: without this setting, a continued run executes
     model-written programs in a sandbox or not at all.
     """
     environment = info["environment"]
@@ -64,7 +64,7 @@ def resume_command(run_dir: Path) -> str:
 
 
 def repair_command(run_dir: Path) -> str:
-    """Return the command that makes the tables of a run again. It needs no settings."""
+    """Return the command that makes the tables of a run again. The command needs no settings."""
     return line(["kvbench", "repair", *_place(run_dir)])
 
 

@@ -69,7 +69,8 @@ def remedy(error: OSError) -> str:
 def cure(error: OSError, damaged: str) -> str:
     """Return the sentence that tells the user what to do about a file that cannot be read.
 
-    damaged: the sentence for a file that is damaged; the result unless kvbench lacks the permission to read the file.
+    damaged: the sentence for a damaged file. It is returned for every error but one: if kvbench lacks the permission to
+    read the file, the sentence is about permissions.
     """
     return "Check its permissions." if isinstance(error, PermissionError) else damaged
 
@@ -112,7 +113,8 @@ def read_plain(path: Path, limit: int) -> bytes:
 
 
 def plain_size(path: Path) -> int:
-    """Return the size of a regular file in bytes. Raises SetupError for anything else, OSError if there is nothing."""
+    """Return the size of a regular file in bytes. Raises SetupError if `path` is not a regular file, OSError if
+    it does not exist."""
     status = os.lstat(path)
     _must_be(path, status, stat.S_IFREG)
     return status.st_size

@@ -53,8 +53,8 @@ class RunFolder:
     ) -> RunFolder:
         """Make a new run, or continue the run of that name if its configuration equals `config`.
 
-        anew: replace the record of a run without rows. So a run that could not load its model goes on after the model
-        was repaired.
+        anew: if the run has no rows, replace its record. This continues a run whose model could not be loaded, after
+        the model was repaired.
 
         environment: the record of versions, devices and inputs, in JSON types. planned: how many rows the run will
         have. take_over: take the lock also if this host cannot tell whether the lock's owner still runs.
@@ -218,7 +218,8 @@ def existing(out: str | Path, name: str) -> Path:
 
 
 def has_rows(path: Path) -> bool:
-    """Return whether a run has rows, in its journal or in tables that were copied without it. path: the run's folder.
+    """Return whether a run has rows, in its journal or in tables that were copied without the journal. path: the run's
+    folder.
 
     Raises SetupError if seal.json is damaged.
     """

@@ -77,8 +77,8 @@ def to_frame(table: pa.Table) -> pd.DataFrame:
 
 
 def columns_as_lists(frame: pd.DataFrame, names: Sequence[str] = NAMES) -> dict[str, list[Any]]:
-    """Return columns of a frame as lists of Python values, with None for each value of a missing column and for missing
-    values. Frames with equal values give equal lists, even if the types of their columns differ.
+    """Return columns of a frame as lists of Python values. A missing value becomes None, and a missing column becomes a
+    list of None. Frames with equal values give equal lists, even if the types of their columns differ.
     """
     kinds = {c.name: c.kind for c in COLUMNS}
     dtypes = {"int32": "Int64", "int64": "Int64", "float64": "Float64", "bool": "boolean"}

@@ -16,8 +16,8 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def host_name() -> str:
-    """Return the first 40 characters of this machine's name, with "_" for all but ASCII letters, digits, "." and
-    "-"."""
+    """Return the first 40 characters of this machine's name. Characters other than ASCII letters, digits, "." and "-"
+    are replaced by "_"."""
     return re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())[:40] or "host"
 
 

@@ -74,8 +74,8 @@ class Journal:
         output: str | None = None,
         turns: Sequence[str] = (),
     ) -> list[str]:
-        """Write one row with its texts. Return the keys of those rows that have become safe on disk since the last
-        call; the key of this row is often returned only by a later call.
+        """Write one row with its texts. Return the keys of the rows that are safe on disk, without the keys that an
+        earlier call returned. The key of this row is often returned only by a later call.
 
         turns: the answers of all turns, if there are several; `output` is the last of them. Raises ValueError if the
         row does not fit the schema. Raises SetupError if the disk or the folder fails; later calls of this
@@ -99,8 +99,8 @@ class Journal:
         return self.poll()
 
     def poll(self) -> list[str]:
-        """Begin a commit (a sync of the written rows to disk) if one is due. Return the keys of those rows that have
-        become safe on disk since the last call.
+        """Begin a commit (a sync of the written rows to disk) if one is due. Return the keys of the rows that are safe
+        on disk, without the keys that an earlier call returned.
 
         A commit is due if rows wait for it, no other commit is under way, and the last commit ended at least two
         seconds ago. Waits at most `PATIENCE_SECONDS` for the disk.
@@ -112,7 +112,7 @@ class Journal:
         return saved
 
     def flush(self) -> list[str]:
-        """Wait until all written rows are safe on disk. Return the keys of those rows whose keys no earlier call
+        """Wait until all written rows are safe on disk. Return their keys, without the keys that an earlier call
         returned.
         """
         saved = self._collect(None)

@@ -2,10 +2,10 @@
 
 The owner of the lock is a process. While it lives, it holds flock on the lock file. It also writes a record into the
 file: its host, process id and start time. Some network disks keep the flock of a dead owner, or have no flock; the
-record is therefore checked, too. For an owner that began on this host since the host was booted, process id and start
-time tell whether it still lives. The lock of any other owner is taken over only with ``--take-over``: a record with
-this host's name and an earlier boot may also come from another host of the same name. Without flock, the lock is the
-existence of the file, which only one process can create.
+record is therefore checked, too. If the record names this host and its current boot, process id and start time tell
+whether the owner still lives. The lock of any other owner is taken over only with ``--take-over``: a record with this
+host's name and another boot may also come from another host of the same name. Without flock, the lock is the existence
+of the file, which only one process can create.
 
 If two processes hold the lock nevertheless, rows are generated twice and no row is damaged, because each process writes
 its own journal segment.

@@ -3,8 +3,8 @@ continued, the new settings are compared with those in the record.
 
 The record holds the format, the whole configuration, the number of planned rows, the environment, the command, and a
 hash of each part and of the whole. A record that was edited by hand no longer matches its hashes and is refused,
-because rows of two settings must not mix. The hashes reveal mistakes, not malice; kvbench therefore never imports or
-contacts anything because a run.json names it (docs/security.md).
+because rows of two settings must not mix. The hashes reveal mistakes, not malice. A name in run.json is therefore no
+reason for kvbench to import a module or to contact a server (docs/security.md).
 
 Settings are stored as the user gave them, but without secrets. A run can therefore be continued with the stored
 settings. If two configurations differ in secrets only, kvbench takes them for equal. Parts that are only shown, such as
@@ -29,8 +29,8 @@ from kvbench.store.strict_json import document
 
 NAME = "run.json"
 VERSIONS = ("kvbench_version", "torch_version", "transformers_version")
-# Parts of the environment that are stored as the user gave them, because a continued run uses them, they are compared,
-# or they must be shown in full. Other parts are redacted.
+# These parts of the environment are stored as the user gave them, because kvbench uses, compares or shows them in full
+# later. All other parts are redacted.
 AS_GIVEN = (
     *("data", "data_variable", "data_revision", "plugin", "judge", "judge_model", "judge_key_env"),
     *("model_files", "methods", "method_files"),
@@ -137,7 +137,7 @@ def compare(info: Mapping[str, Any], config: Mapping[str, Any]) -> Differences:
     """Return the settings in which `config` differs from a run's configuration. info: the content of the run's
     run.json.
     """
-    # `plain` drops secrets again from the stored settings, because other values may count as secrets now than then.
+    # `plain` hides secrets in the stored settings again: a value that is a secret now need not have been one then.
     return differences(plain(info["config"]), plain(config))
 
 
@@ -159,8 +159,8 @@ def differences(run: Mapping[str, Any], other: Mapping[str, Any]) -> Differences
 
 
 def value(setting: Any) -> str:
-    """Return a setting's value for a message, without secrets. None is written "default", a string in quotes, a list of
-    grids in words (`_grid`), and any other value as JSON."""
+    """Return a setting's value as text for a message, without secrets. The text for None is "default". A string gets
+    quotes, a list of grids becomes words (`_grid`), and any other value becomes JSON."""
     if setting is None:
         return "default"
     if isinstance(setting, list) and setting and all(isinstance(g, dict) and "methods" in g for g in setting):

@@ -4,7 +4,7 @@ A file is refused, with a message of one line, for one of these reasons:
 
 - kvbench did not write it.
 - It is damaged.
-- Its footer, which is checked before any page is read, claims more rows or bytes than its size allows.
+- Its footer, which is checked before any page is read, claims more rows or bytes than the file's size allows.
 - A column is missing, or cannot be converted to its type.
 
 Columns in `ADDED` may be missing, because older tables lack them; they read as null.
@@ -86,8 +86,8 @@ def _check_columns(stored: pa.Schema, schema: pa.Schema) -> None:
 
 
 def _repeated(stored: pa.Schema, schema: pa.Schema) -> list[str]:
-    """Return the names of the stored columns to read dictionary-encoded: Arrow then keeps a repeated value only once,
-    so that the table of a small file stays small in memory.
+    """Return the names of the stored columns that must be read in dictionary encoding. With this encoding, Arrow keeps
+    a repeated value only once, so that the table of a small file stays small in memory.
     """
     import pyarrow as pa
 
@@ -97,8 +97,8 @@ def _repeated(stored: pa.Schema, schema: pa.Schema) -> list[str]:
 def _check_size(footer: pq.FileMetaData, names: Sequence[str], size: int, row_bytes: int) -> None:
     """Raise Damaged if the footer claims more than the file can hold. size: the file's size in bytes.
 
-    The limit for rows is one per byte of the file, because no two rows of a table are equal. The limit for the unpacked
-    bytes of the columns `names` is `_BYTES` plus `row_bytes` per row.
+    The limit for rows is one per byte of the file: no two rows of a table are equal, so every row takes space. The
+    limit for the unpacked bytes of the columns `names` is `_BYTES` plus `row_bytes` per row.
     """
     if footer.num_rows > size:
         raise Damaged(f"its footer claims {footer.num_rows} rows in {size} bytes")

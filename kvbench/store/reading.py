@@ -39,8 +39,8 @@ class Snapshot:
     """The rows of a run at one moment, and how many there are.
 
     `table`: the rows. `saved`: the number of rows with status "ok" or "unscored". `failed`: the number of all other
-    rows. `final`: how many of the failed rows no further attempt can answer. `planned`: the number of rows that the run
-    will have; None: unknown. `sealed`: whether the rows come from the run's sealed table instead of its journal.
+    rows. `final`: the number of failed rows that no further attempt can answer. `planned`: the number of rows that the
+    run will have; None: unknown. `sealed`: whether the rows come from the run's sealed table instead of its journal.
     `notices`: lines on dropped records of the journal.
     """
 
@@ -59,8 +59,8 @@ class Snapshot:
 
     @property
     def unfinished(self) -> bool:
-        """Whether some planned rows have no answer yet and a further attempt may answer them; False if the planned
-        number is unknown.
+        """Whether some planned rows are not saved yet (see `saved`) and a further attempt may save them; False if the
+        planned number is unknown.
         """
         return self.planned is not None and self.saved + self.final < self.planned
 
@@ -94,8 +94,8 @@ def _planned(info: Mapping[str, Any], table: pa.Table) -> int | None:
     each planned cell, as many rows as the largest cell of the same task has now, because in a complete run all cells of
     a task have the same number of rows.
 
-    The result is the number in the record alone for a shard, whose cells differ in their number of rows. The same holds
-    if the record lists no planned cells, or if `table` lacks a column that tells cells apart.
+    In three cases no estimate is made, and the result is the number in the record: the run is a shard, whose cells
+    differ in their number of rows; the record lists no planned cells; `table` lacks a column that tells cells apart.
     """
     stated: int | None = info.get("planned")
     if "shard" in info["environment"]:  # its cells differ in their number of rows

@@ -5,8 +5,8 @@ the beginning. If the caller passes the content that an earlier call returned, o
 Texts are not kept in memory; `TextReader` reads the record again when the texts of a row are needed.
 
 A torn last record is dropped, and a damaged record is skipped. Both are reported, and a row that has no other record is
-generated again. A record with a right checksum that is not a row counts as damaged, because a journal may come from
-anyone.
+generated again. A record that is not a row counts as damaged even if its checksum is right, because a journal may come
+from anyone.
 
 If a row has several records, only those with the highest `score_pass` (how often the answer was scored again) count. In
 the order of segment names and positions, the record taken is
@@ -137,7 +137,7 @@ class TextReader:
         self._fds: dict[str, int] = {}
 
     def read(self, entry: Entry) -> tuple[str | None, str | None, str | None]:
-        """Return prompt, output and turns (a JSON list) of a row. Each is None if the row does not have it.
+        """Return prompt, output and turns (a JSON list) of a row; None in place of each text that the row lacks.
 
         Raises as `record` does.
         """

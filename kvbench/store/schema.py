@@ -193,7 +193,7 @@ def check_row(row: Mapping[str, object]) -> dict[str, Any]:
 
     In `row`, `options` and `aux` may be dictionaries, `seed` an integer, `created` a datetime (default: now), and
     numbers may be numpy scalars. NaN and infinities become null. Secrets in settings and notes are hidden. Raises
-    ValueError for an unknown column, a wrong type, a missing required column, or a score beside another status than
+    ValueError for an unknown column, a wrong type, a missing required column, or a score in a row whose status is not
     "ok". A caller's error is thus found before the table is made.
     """
     unknown = sorted(set(row) - set(NAMES))
@@ -218,8 +218,8 @@ def as_stored(column: str, value: Any) -> Any:
 
 
 def read_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Check a row read from a journal, and return it with every column. None if a value does not fit its column, a
-    required column is empty, or a row with another status than "ok" has a score."""
+    """Check a row read from a journal, and return it with every column. None if a value does not fit its column, if a
+    required column is empty, or if the row has a score although its status is not "ok"."""
     checked: dict[str, Any] = {}
     for name, fits in _FITS:
         value = checked[name] = row.get(name)

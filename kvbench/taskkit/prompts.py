@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -235,22 +236,38 @@ def effective_thinking(
 ) -> bool | None:
     """Return whether outputs will hold a thinking block, which the scorer must then expect.
 
-    The result is None without a chat template, or if the template lacks the word "think". Otherwise a rendered prompt
-    decides:
+    The result is None without a chat template, or if the template has neither <think> nor </think>. Otherwise a
+    rendered prompt decides:
 
     - It ends inside an open thinking block: True, even if `thinking` is False, because the template then has no switch
       (R1 distills).
     - Its last thinking block is closed: False.
-    - It holds no thinking block: the value of `thinking`.
+    - It holds no thinking block: the value of `thinking`; but None if thinking is switched by another variable than
+      `enable_thinking`, which kvbench does not set (Granite).
     """
     text = template_text(tokenizer, chat_template) if chat else None
-    if text is None or "think" not in text:
+    if text is None or "think>" not in text:
         return None
     prompt = _apply(tokenizer, [{"role": "user", "content": PROBE}], thinking, chat_template, None)
     opened, closed = prompt.rfind("<think>"), prompt.rfind("</think>")
     if opened > closed:
         return True
-    return thinking if closed < 0 else False  # templates with thinking off write an empty, closed block
+    if closed >= 0:
+        return False  # templates with thinking off write an empty, closed block
+    return None if _other_switch(text) else thinking
+
+
+def _other_switch(template: str) -> bool:
+    """Return whether a template has a variable for thinking, but not `enable_thinking`."""
+    import jinja2.meta
+
+    plain = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template)  # transformers' own tag
+    try:
+        parsed = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(plain)
+    except jinja2.TemplateSyntaxError:
+        return False  # `_apply` has rendered it, by tags that are unknown here
+    names = jinja2.meta.find_undeclared_variables(parsed)
+    return "enable_thinking" not in names and any("think" in name for name in names)
 
 
 @functools.lru_cache(maxsize=4)

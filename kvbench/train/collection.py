@@ -30,7 +30,7 @@ class Collection:
             "model": the model answers all questions.
         temperature, top_p, top_k, max_tokens: how the model generates its answers.
         wrong, unfinished, min_tokens: which answers training drops.
-        truncate: how many first tokens of each remaining answer training uses.
+        truncate: how many tokens training uses from the beginning of each remaining answer.
     """
 
     temperature: float = option(0.0, "temperature of the answers; 0 is greedy", low=0)
@@ -51,7 +51,7 @@ class Collection:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Collection:
-        """Take these settings from a recipe's options; a setting that is not there has its default.
+        """Take these settings from a recipe's options; a setting that the options lack has its default.
 
         Raises UserError if a setting is invalid. The caller checks `unfinished`, `wrong` and `answers` against their
         possible values (`CHOICES`).

@@ -30,7 +30,7 @@ def read_questions(
 
     - Its prompt has no token, or is longer than `max_prompt`.
     - Its prompt leaves no room for an answer in the model's context.
-    - Training uses the row's own answer, which has no token (a raw text of one token).
+    - Training would use the row's own answer, but this answer has no token (a raw text of one token).
 
     Raises UserError for a row that has none of the forms in `data_rows`, or a value of a wrong form, such as an empty
     question.

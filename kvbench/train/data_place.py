@@ -23,8 +23,8 @@ SPLIT = "train"
 
 @dataclass(frozen=True, slots=True)
 class DataPlace:
-    """Where training data lie. path: the file or folder that holds the rows. name: the data's name on the cards of
-    trained weights, which is a hub address or the last part of the path.
+    """Where training data lie. path: the file or folder that holds the rows. name: how the cards of trained weights
+    name the data: by a hub address, or by the last part of the path.
     """
 
     path: Path

@@ -31,7 +31,7 @@ LORA: Mapping[str, Any] = {"lora": 0, "lora_alpha": 32.0, "lora_places": "all"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """Values of settings that replace the defaults together.
+    """A named set of values that replace the defaults of settings.
 
     Attributes:
         about: one line that says what the values reproduce, and which values the sources do not state.

@@ -1,9 +1,9 @@
 """The scorer of `foresightkv` in the form that is trained, and the base class of the two recipes that train it.
 
-The scorer's inputs differ by orders of magnitude: elements of keys, sums of attention over 8 queries or over thousands.
-But the optimiser takes steps of one size for all parameters. Training therefore standardises the inputs to mean 0 and
-variance 1, and divides the outputs by a constant, `unit`. The weights file holds an equivalent scorer for raw inputs
-and outputs, which are neither standardised nor divided.
+The scorer's inputs differ by orders of magnitude: some are elements of keys, others are sums of attention over 8 or
+over thousands of queries. But the optimiser takes steps of one size for all parameters. Training therefore standardises
+the inputs to mean 0 and variance 1, and divides the outputs by a constant, `unit`. The weights file holds an equivalent
+scorer for raw inputs and outputs, which are neither standardised nor divided.
 
 Letters: L layers, Hk KV heads, D inputs of the scorer per entry.
 """
@@ -48,7 +48,7 @@ class TrainedScorer:
     def random(cls, shapes: Shapes, moments: Moments, seed: int, unit: float) -> TrainedScorer:
         """Return a randomly initialised scorer with tensors of the given shapes.
 
-        moments: mean and variance by which the inputs are standardised.
+        moments: supplies the mean and the standard deviation by which the inputs are standardised.
         """
         generator = torch.Generator().manual_seed(seed)
         inputs, hidden = shapes["w1"][-2:]
@@ -60,7 +60,7 @@ class TrainedScorer:
     def of(cls, scorer: Mapping[str, torch.Tensor], moments: Moments) -> TrainedScorer:
         """Convert a finished scorer into the form for standardised inputs, so that it can be trained further.
 
-        moments: mean and variance by which the inputs are standardised.
+        moments: supplies the mean and the standard deviation by which the inputs are standardised.
         """
         trained = cls(scorer, *moments.result())
         trained.put(scorer)
@@ -129,12 +129,13 @@ class ScorerRecipe(TraceRecipe):
 
     @classmethod
     def answers(cls, settings: Settings, longest: int) -> Answers:
-        """Return the values that a rehearsal makes up when code reads a value from a tensor.
+        """Return the made-up values that the code of a recipe gets when it reads values of tensors in a rehearsal.
 
-        The tensors of a rehearsal have sizes, but no values. Every integer is the budget. The number of True values in
-        a mask depends on the mask's length n. If n is above the budget, the mask has n - r True values, where r is the
-        number of newest tokens that the method protects. Otherwise it has `interval` True values, but at most n. If
-        answers are longer than `long`, `long_budget` and `long_interval` are meant.
+        The tensors of a rehearsal have sizes, but no values. Every integer that the code reads is the budget. The
+        number of True values in a mask depends on the mask's length n. If n is above the budget, the mask has n - r
+        True values, where r is the number of newest tokens that the method protects. Otherwise it has as many True
+        values as the interval, but at most n. Budget and interval are `long_budget` and `long_interval` if `longest`
+        exceeds the option `long` and `long` is not 0.
         """
         more = settings.more
         longer = "long_" if 0 < more.get("long", 0) < longest else ""

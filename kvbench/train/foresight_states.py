@@ -98,7 +98,7 @@ class Evictions:
     def golden(self, trace: Trace, take: Take | None = None) -> TraceReading:
         """Read the trace while the oracle `golden` evicts; return the record of the reading.
 
-        take: called with each eviction, which the record then does not keep.
+        take: called with each eviction; the record then keeps no evictions.
         """
         traces = [trace.forced()]
         return self._read(self._golden, traces, read_future(self._full, traces, extreme=self.within == "max"), take)
@@ -110,7 +110,7 @@ class Evictions:
 
         The evicted entries are drawn at random, with probabilities that depend on the outputs of `scorer`.
 
-        take: called with each eviction, which the record then does not keep.
+        take: called with each eviction; the record then keeps no evictions.
         """
         weights = {name: tensor.detach() for name, tensor in scorer.items()}
         return self._read(self._drawn, [trace.forced(seed) for seed in seeds], weights, take)

@@ -1,10 +1,10 @@
 """Trains a model to work with an evicted cache (G-KV, arXiv 2512.00504): the base of `gkv-distill` and `gkv-rl`.
 
-All weights are trained, or those of an adapter. The optimiser holds them in float32, because steps of 1e-6 would vanish
-in bfloat16. In each step, the model with its current weights first generates or reads answers under eviction. Then it
-reads them again in a forward pass with gradients, where masks hide the evicted entries from later queries
-(`kvbench.train.sparse_masks`). Two held-out figures are the shares of questions that the model answers correctly, with
-an evicted and with a full cache.
+The training changes all weights of the model, or only those of an adapter. The optimiser holds them in float32, because
+steps of 1e-6 would vanish in bfloat16. In each step, the model with its current weights first generates or reads
+answers under eviction. Then it reads them again in a forward pass with gradients, where masks hide the evicted entries
+from later queries (`kvbench.train.sparse_masks`). Two held-out figures are the shares of questions that the model
+answers correctly, with an evicted and with a full cache.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SparseRecipe(Recipe):
         recompute: gradient checkpointing (auto, on, off).
         precision: of weights and gradients; the optimiser updates float32 copies of bfloat16 weights.
         lora: rank of an adapter, which alone is trained (`kvbench.train.lora`); 0: no adapter.
-        The temperature of the logits, under the name in the class attribute `softness`.
+        One more setting is the temperature of the logits; the class attribute `softness` has the name of this setting.
     """
 
     kind, figure, higher = "model", "accuracy", True
@@ -145,8 +145,9 @@ class SparseRecipe(Recipe):
     def write(self, out: Path, *, base: Base, made: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
         """Write the trained model or adapter; return its folder and card. made: facts about the training for the card.
 
-        If the eviction method has weights, also write a copy of them, with the fingerprint of the trained model on its
-        card (with an adapter, no fingerprint). The copy lies in the trained model's folder, or beside the adapter's.
+        If the eviction method has weights of its own, also write a copy of these weights, with a card. The copy lies in
+        the trained model's folder, and its card has the fingerprint of the trained model. With an adapter, the copy
+        lies beside the adapter's folder, and its card has no fingerprint.
         """
         if self.adapter is None:
             folder, card = save_folder(out / self.kind, model_files(self.loaded), base, made=made)

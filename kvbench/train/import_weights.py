@@ -1,4 +1,4 @@
-"""Converts published networks that judge cache entries to kvbench's weights files, without running published code.
+"""Converts published networks, which score cache entries, into kvbench's weights files; no published code is run.
 
 The networks are the gates of `trimkv` and `retention`, the scorers of `foresightkv`, and the surrogates of `kvzap`. The
 module reads safetensors files, and pickle files by `torch.load(weights_only=True)`, which creates tensors only. From a
@@ -170,7 +170,7 @@ def _pickle(file: Path, module: str) -> dict[tuple[int, str], torch.Tensor]:
 def _refused(error: Exception) -> str:
     """Return why torch could not read a pickle file.
 
-    It replaces torch's own message, which advises the user to run the code in the file.
+    The returned text replaces torch's own message, which advises the user to run the code in the file.
     """
     if match := re.search(r"GLOBAL ([\w.]+)", str(error)):
         return f"holds more than tensors (it calls {quote(match[1])})"

@@ -1,6 +1,6 @@
-"""Makes the plot of `kvbench train --plot`: loss and other figures of each step's batch, and the held-out figures.
+"""Makes the plot of `kvbench train --plot`: loss and other quantities of each step's batch, and of held-out data.
 
-Each figure has a panel of its own, which shows the figure by step.
+Each quantity has a panel of its own, which shows the quantity's values over the steps.
 """
 
 from __future__ import annotations

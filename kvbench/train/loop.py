@@ -59,10 +59,11 @@ def train(
     Args:
         base: the model; revision: the commit of its files; command: the command line, for the card.
         evaluate: steps between two computations of the held-out figures; 0: only before and after the training.
-        checkpoint_seconds: the least time between two checkpoints; n times as much if writing the last checkpoint took
-            n > 1 seconds. The last step always ends with a checkpoint.
-        on_step: called after every step with the step's figures. With `evaluate`, they include the newest value of the
-            main held-out figure, once this call of `train` has computed one after a step.
+        checkpoint_seconds: the least time between two checkpoints. If writing the previous checkpoint took more than 1
+            second, this time is multiplied by the seconds that it took. The last step always ends with a checkpoint.
+        on_step: called after every step with the step's figures. As soon as this call of `train` has computed the
+            held-out figures after a step (see `evaluate`), the step's figures include the newest value of the main
+            held-out figure.
 
     Raises:
         UserError: `out` holds a training with other settings, or the processes cannot divide the batch equally.

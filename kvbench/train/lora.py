@@ -28,8 +28,8 @@ NAME = "default"  # peft's name for the adapter
 def check(model: Any, method: Method, more: Mapping[str, Any]) -> None:
     """Raise UserError for invalid settings of an adapter, SetupError if peft is missing.
 
-    method: the method that evicts during the training; more: the training's settings by name. If these ask for no
-    adapter, nothing else is checked.
+    method: the method that evicts during the training; more: the training's settings by name. If the settings ask for
+    no adapter (rank 0), nothing else is checked.
     """
     check_least(more, lora=0)
     if not more["lora"]:

@@ -101,8 +101,9 @@ class Rehearsal:
         return torch.device("cuda" if self.gpu else "cpu")
 
     def phases(self) -> list[Phase]:
-        """Return the phases of the training, those in which it generates answers included. The collection of answers
-        before the training is not among them."""
+        """Return the phases of the training, including those in which it generates answers, but without the collection
+        of answers before the training.
+        """
         layers = int(self.config.get_text_config().num_hidden_layers)
         whole = self._loaded(layers)
         if layers <= FEWEST + 1 or not _alike(whole):
@@ -231,9 +232,9 @@ class _Tokenizer:
 
 
 def _name_held(recipe: Recipe, loaded: LoadedModel, ledger: Ledger) -> None:
-    """Tell the ledger, which counts bytes by part, which tensors are trained, which are the model's weights, and which
-    are the weights of further models that the recipe holds. Each further model is a part of its own, named after the
-    recipe's attribute.
+    """Assign tensors to parts of memory, by which the ledger counts bytes. The trained tensors are one part, and the
+    model's weights are another. Each further model that the recipe holds is a part of its own, named after the recipe's
+    attribute.
     """
     ledger.name(recipe.parameters().values(), TRAINED)
     for name, value in vars(recipe).items():

@@ -2,8 +2,9 @@
 
 Every process holds all parameters, in the model's dtype. Each parameter, flattened, is divided into N parts for N
 processes; the lengths of the parts differ by at most 1. Process r holds the r-th part in float32, with the two moments
-of its gradient, and updates it; then the processes exchange the updated parts. So small updates, which bfloat16 would
-round away, add up in the float32 parts. A float32 parameter needs no copy: the part is a view of the parameter.
+of its gradient, and updates it; then the processes exchange the updated parts. Small updates, which bfloat16 would
+round away, therefore add up in the float32 parts. A float32 parameter needs no copy: the part is a view of the
+parameter.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class TrainingPlan:
     """The plan of a training on one device.
 
     Attributes:
-        settings: the value of every setting by name, also of samples, steps, lr, batch and seed.
+        settings: the value of every setting by name, including samples, steps, lr, batch and seed.
         prompt, answer: tokens of the longest prompt and of its answer; the plan counts memory for this length.
         known: whether a setting limits the length of prompts; if none does, `prompt` is an assumption.
         dtype: dtype of the loaded weights.

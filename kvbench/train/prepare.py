@@ -1,6 +1,6 @@
 """Sets up a recipe for training: loads the model, and collects questions or examples.
 
-If the recipe learns from answers, the model answers the questions that have no given answer.
+If the recipe learns from answers, the model answers the questions for which the data give no answer.
 """
 
 from __future__ import annotations
@@ -140,9 +140,9 @@ def _answered(
     """Let the model answer the questions that have no given answer; return the usable answers to train on, and the
     held-out data.
 
-    The held-out data are answers. If the recipe is tested on questions, they are the questions, which are not answered
-    here. asked: all settings that the answers depend on, except the questions. Raises UserError if no answer to train
-    on, or no held-out answer, is usable.
+    The held-out data are answers or, if the recipe is tested on questions, the questions themselves, which are not
+    answered here. asked: all settings that the answers depend on, except the questions. Raises UserError if no answer
+    to train on, or no held-out answer, is usable.
     """
     ask_held_out = entry.tested_on == "answers"
     every = [*held_out, *questions] if ask_held_out else questions
@@ -196,8 +196,8 @@ def _questions(
 def _divide(entry: Entry, questions: Iterable[Question], samples: int) -> tuple[list[Question], list[Question]]:
     """Divide the questions of a data file: hold out the first ones, and return at most `samples` others for training.
 
-    Some recipes need right answers. They hold out no question whose right answer is unknown. Such a question can still
-    be trained on if the recipe learns from answers and the data file gives an answer (`Question.given`). Raises
+    Some recipes need right answers. Such a recipe holds out only questions whose right answer is known. It can still
+    train on other questions if it learns from answers and the data file gives an answer (`Question.given`). Raises
     UserError if too few questions remain.
     """
     judged, own = "questions" in (entry.learns_from, entry.tested_on), entry.learns_from == "answers"
@@ -225,7 +225,7 @@ def _divide(entry: Entry, questions: Iterable[Question], samples: int) -> tuple[
 
 
 def _identity(item: Any) -> object:
-    """Return what a training learns from an item or judges it by: its ids and, if it has one, its right answer."""
+    """Return the parts of an item that matter for a training: the item's ids and, if it is known, the right answer."""
     reference = getattr(item, "reference", None)
     return item.ids if reference is None else (item.ids, reference)
 

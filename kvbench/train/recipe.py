@@ -131,7 +131,7 @@ class Recipe(ABC):
         return Answers()
 
     def rehearse_loss(self, share: slice) -> torch.Tensor:
-        """Compute the loss of a step in a rehearsal. It must take as much memory as `loss`."""
+        """Compute the loss of a step in a rehearsal. The computation must take as much memory as `loss`."""
         return self.loss(0, share)[0]
 
     def rehearse_held_out(self) -> None:
@@ -165,7 +165,7 @@ class Recipe(ABC):
     def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
         """Return the mean loss of a part (`share`) of a step's batch, and further figures for the log.
 
-        With several processes, the log has the figures of the first. The loss must depend only on (settings,
+        With several processes, the log has the figures of the first process. The loss must depend only on (settings,
         parameters, step, share), so that a resumed training reaches the same losses.
         """
 

@@ -45,7 +45,7 @@ class Lifetimes:
     def rehearse(self, key: int, layers: Mapping[int, int], seen: int, budget: int, device: torch.device) -> None:
         """Record a made-up eviction after `seen` tokens, for a rehearsal, which counts only the sizes of tensors.
 
-        In each head it names `budget` kept entries, which are no real choice. key: the noise key of the sequence,
+        As the kept entries of each head it records `budget` arbitrary positions. key: the noise key of the sequence,
         under which the eviction is recorded. layers: number of heads by layer index.
         """
         for layer, heads in layers.items():

@@ -1,5 +1,5 @@
-"""Estimates the tables that some methods need (numbers per head) from a model's attention or queries on texts. Nothing
-is trained; a CPU is enough.
+"""Estimates the tables (numbers per head) that some methods need. A model reads texts, and its attention or its queries
+give the numbers. Nothing is trained; a CPU is enough.
 
 `kvbench.train.catalogue.TABLES` lists the tables, and for each the function that estimates it.
 """

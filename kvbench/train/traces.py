@@ -36,7 +36,7 @@ class Question:
     """A prompt that the model answers with at most `max_new_tokens` tokens.
 
     judge: returns whether a text is a right answer; None if no right answer is known. reference: the right answer that
-    a data file states. given: an answer from the data file that training uses instead of an answer of the model.
+    a data file states. given: the data file's own answer, which training uses instead of an answer of the model.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Writes the folder with a trained model or a trained adapter, and the card (a JSON file about it) beside it."""
+"""Writes the folder of a trained model or adapter and, beside this folder, the card: a JSON file about the training."""
 
 from __future__ import annotations
 

@@ -45,6 +45,13 @@ def test_only_the_cells_of_an_unfinished_run_are_excused(side, rows) -> None:
     assert {one.key.method: one.code for one in outcome.judged} == {"gkv": 0, "h2o": 4}
 
 
+def test_a_cell_that_gives_no_answer_is_not_excused(side, rows) -> None:
+    base, failed = side("a", rows([1.0] * 30)), rows([1.0] * 5, **FAILED)
+    outcome = compare(base, side("b", failed, planned=30), NONE)
+    assert (verdicts(outcome), outcome.exit_code) == (["missing"], 4)
+    assert compare(base, side("c", [*failed[:4], *rows([1.0] * 5)[4:]], planned=30), NONE).exit_code == 0
+
+
 def two_seeds(rows, scores, **second) -> list:
     return [rows(scores, **OTHER), rows(scores, **OTHER | {"seed": 1} | second)]
 

@@ -285,10 +285,10 @@ def test_what_is_not_comparable_is_refused(side, rows, changes, message) -> None
 
 
 def test_the_date_of_a_judgement_is_no_difference(side, rows) -> None:
-    base, new = (side(day, rows([1.0] * 6, judge=f"j 2026-01-0{day}")) for day in "12")
+    base, new = (side(day, rows([1.0] * 6, judge=f"j, 2026-01-0{day}, single")) for day in "12")
     assert compare(base, new, NONE).exit_code == 0
-    with pytest.raises(UserError, match="judge is j in 1 and k in b"):
-        compare(base, side("b", rows([1.0] * 6, judge="k 2026-01-01")), NONE)
+    with pytest.raises(UserError, match="judge is j, , single in 1 and k, , single in b"):
+        compare(base, side("b", rows([1.0] * 6, judge="k, 2026-01-01, single")), NONE)
 
 
 def test_a_task_without_shared_questions_is_refused(side, rows) -> None:

@@ -236,11 +236,14 @@ def test_a_report_of_all_runs_puts_them_apart(make_run: Callable, rows: Callable
 def test_versions_and_judges_are_put_apart_too(make_run: Callable, rows: Callable) -> None:
     versions = rows("gkv", 48, SCORES), rows("gkv", 64, SCORES, method_version="2")
     judged = (
-        rows("gkv", 48, SCORES, task="chain", judge="a 2026-01-01"),
-        rows("gkv", 64, SCORES, task="chain", judge="b"),
+        rows("gkv", 48, SCORES, task="chain", judge="gpt-4o-2024-05-13, 2026-01-01, single"),
+        rows("gkv", 64, SCORES, task="chain", judge="gpt-4o-2024-08-06, 2026-01-02, single"),
     )
     runs = [make_run(f"r{i}", *pair) for i, pair in enumerate(zip(versions, judged))]
     with pytest.raises(UserError, match="not comparable"):
         load(runs)
     groups = [(t.task, t.group) for t in make_tables(load(runs, ["all"]))]
-    assert groups == [("chain", "judge a"), ("chain", "judge b"), ("walk", "gkv version 1"), ("walk", "gkv version 2")]
+    assert groups == [
+        *(("chain", f"judge gpt-4o-2024-{date}, , single") for date in ("05-13", "08-06")),
+        *(("walk", f"gkv version {version}") for version in (1, 2)),
+    ]

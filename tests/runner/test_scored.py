@@ -25,3 +25,8 @@ def test_what_is_no_number(wrong: object, field: str) -> None:
     row = scored(Score(**{"value": 1.0, field: wrong}))  # type: ignore[arg-type]
     assert (row["status"], row["score"], row["score_partial"]) == ("grader_error", None, None)
     assert f"the scorer's {field} is" in row["note"]
+
+
+@pytest.mark.parametrize(("share", "none"), [(True, True), (1.0, True), (0.25, False), (0, False), (None, None)])
+def test_an_answer_in_some_turns_is_an_answer(share: float | None, none: bool | None) -> None:
+    assert scored(Score(value=0.5, aux={} if share is None else {"no_answer": share}))["no_answer"] is none

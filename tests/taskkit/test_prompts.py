@@ -27,6 +27,16 @@ SWITCH = (  # the shape of Qwen3's template
 OPEN = "<s>{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]<think>\n"
 PLAIN = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 
+# the shape of Granite 3.3's: another variable switches thinking on
+OTHER = "{% if thinking %}Write <think></think> first.{% endif %}" + PLAIN
+# the shape of GPT-OSS's: channels, no tags
+CHANNELS = "{% for m in messages %}[{{ m.role }}]{{ m.thinking }}{{ m.content }}{% endfor %}[assistant]"
+# the shape of the first R1's: answers of earlier turns lose their thinking, nothing opens a block
+STRIPS = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content.split('</think>')[-1] }}{% endfor %}"
+    "{% generation %}[assistant]{% endgeneration %}"
+)
+
 
 def tokenizer(template: str | None):
     """Bytes as tokens, and a start token that is added to raw text, as Llama's tokenizers do."""
@@ -104,7 +114,10 @@ def test_one_start_token_whatever_the_way():
 
 @pytest.mark.parametrize(
     ("template", "asked", "expected"),
-    [(SWITCH, True, True), (SWITCH, False, False), (OPEN, True, True), (OPEN, False, True), (PLAIN, True, None)],
+    [
+        *((SWITCH, True, True), (SWITCH, False, False), (OPEN, True, True), (OPEN, False, True), (PLAIN, True, None)),
+        *((OTHER, True, None), (OTHER, False, None), (CHANNELS, True, None), (STRIPS, True, True)),
+    ],
 )
 def test_effective_thinking(template: str, asked: bool, expected: bool | None):
     assert effective_thinking(tokenizer(template), asked, chat=True) is expected

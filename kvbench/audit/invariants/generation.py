@@ -247,7 +247,7 @@ def evicts(exam: Exam) -> None:
 
 
 def _drops(exam: Exam, way: Way) -> None:
-    """Raise NotApplicable if the method evicts but dropped no entry in the trial, which then proves nothing."""
+    """Raise NotApplicable if the method can evict but dropped no entry in the trial, which then proves nothing."""
     if exam.method.evicts and not any(e.dropped for e in evictions(exam, exam.main(way))):
         raise NotApplicable(DROPPED_NOTHING)
 

@@ -147,7 +147,7 @@ def _retention_scores(case: Case) -> Pairs:
 
 
 def _retention_step(case: Case, method: Any, step: int, views: list[LayerView]) -> Pairs:
-    """Yield the scores of entries by kvbench and by the reference; nothing if the file has none for this step. Entries
+    """Yield kvbench's and the reference's scores of entries; nothing if the file has no scores for this step. Entries
     to which the reference gives an infinite score are left out."""
     ours = [scores for view in views for scores in zip(view.positions[0].tolist(), method.score(view)[0].tolist())]
     for (positions, scores), theirs in zip(ours, case.scores(step) or ()):

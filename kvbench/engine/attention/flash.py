@@ -48,8 +48,8 @@ def flash_attention(
 ) -> torch.Tensor:
     """Return the causal attention [b, t, Hq, D] of the newest t tokens to the n entries of each head.
 
-    query: [b, Hq, t, D]; keys, values: [b, Hk, n, D], oldest first; the last t of the n belong to the t tokens. window:
-    most entries that a query sees, the entry of the query's own token included; None: no limit.
+    query: [b, Hq, t, D]; keys, values: [b, Hk, n, D], oldest first; the last t entries are those of the t tokens.
+    window: a query sees at most this many entries, the entry of its own token included; None: no limit.
     """
     from flash_attn import flash_attn_func
 

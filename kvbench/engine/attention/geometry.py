@@ -104,9 +104,9 @@ class LayerGeometry:
 def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape, ...]]:
     """Return the geometry of a language model's attention layers, and the shapes of the states of its recurrent layers.
 
-    Raises UserError when the engine does not support the model, and ProbeFailed, a subclass, when the forward pass
-    fails: the only reason may be that meta tensors have no values. With recurrent layers, whose pass works on meta
-    tensors too, a failed pass raises a plain UserError.
+    Raises UserError when the engine does not support the model. Raises ProbeFailed, a subclass, when the forward pass
+    fails, perhaps only because meta tensors have no values. The forward pass of a model with recurrent layers works on
+    meta tensors too; if it fails, the error is a plain UserError.
     """
     refuse_unsupported(model.config)
     text = model.config.get_text_config()

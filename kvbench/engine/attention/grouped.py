@@ -38,8 +38,8 @@ def grouped_attention(
         bias: added to the logits, broadcastable to [b, Hk, t, n], -inf for hidden keys; dtype of `query`. None: no
             key is hidden.
         sinks: [Hq] logits of a virtual key without value.
-        sums: [b, Hk, g, n] float32, to which the attention that one query per head (t = 1) pays to each key is added.
-            The virtual key takes no share of it, as in `LayerView.attend`.
+        sums: [b, Hk, g, n] float32. The function adds each query head's attention weights to it; t must then be 1. The
+            virtual key takes no share of these weights, as in `LayerView.attend`.
     """
     b, hq, t, d = query.shape
     hk = keys.shape[1]
@@ -102,7 +102,10 @@ def causal_bias(
 
 
 def live_bias(live: torch.Tensor, rows: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return an additive mask [S, Hk or 1, 1, rows] that hides all but the first `live` [S, Hk or 1, 1] cache rows."""
+    """Return an additive mask [S, Hk or 1, 1, rows] that hides the cache rows without an entry.
+
+    live: [S, Hk or 1, 1], how many cache rows hold an entry; these rows come first. rows: number of all cache rows.
+    """
     hidden = torch.arange(rows, device=live.device) >= live
     bias = torch.zeros(hidden.shape, dtype=dtype, device=live.device).masked_fill_(hidden, float("-inf"))
     return bias[:, :, None]

@@ -165,7 +165,7 @@ class RoutedModel:
 
 
 def text_model(model: Any) -> Any:
-    """Return a model's decoder, without vision part and output layer; the model itself if transformers finds none.
+    """Return a model's decoder, without vision part and output layer; if transformers finds none, return the model.
 
     The two parts of a vision-language model may have different attention implementations.
     """
@@ -199,8 +199,8 @@ def _functions(
 
     The first hook stores the input of a module: the hidden states that an attention module reads, or latents. The
     second hook deletes the token ids of the previous pass when a pass begins, and stores the token ids that the
-    embedding reads. A later block of this name gets the same functions, because compiled layers are valid only with
-    these.
+    embedding reads. A later block of this name gets the same functions, because compiled layers stay valid only with
+    the same functions.
     """
 
     @torch.compiler.disable

@@ -64,8 +64,8 @@ class Latent:
 class Latents:
     """The matrices (`Latent`) of a model's latent layers.
 
-    For a plain linear layer, they are views of its weight. For any other module, they are computed on first use and
-    kept.
+    If a layer's projection (`PROJECTION`) is a plain linear layer, its matrices are views of the projection's weight.
+    If the projection is another module, its matrices are computed on first use and kept.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,8 @@ class Latents:
     def of(self, projection: torch.nn.Module, rank: int, key: torch.Tensor, value: torch.Tensor) -> Latent:
         """Return the matrices of a layer, split from the weight of `projection`. rank: R.
 
-        key, value: [b, Hq, t, ...], keys and values that the layer computed with `projection`; only their sizes count.
+        key, value: [b, Hq, t, ...], keys and values that the layer computed with `projection`. Used are only their
+        sizes, and the dtype and device of `key`.
         """
         weight = self._weight(projection, rank, key)
         heads, dv = key.shape[1], value.shape[3]
@@ -85,8 +86,8 @@ class Latents:
     def _weight(self, projection: Any, rank: int, like: torch.Tensor) -> torch.Tensor:
         """Return the matrix [out, R] by which the projection multiplies latents.
 
-        If the projection is quantised or has an adapter, the matrix is its output for unit vectors. like: a tensor with
-        the dtype and device that such a matrix should have.
+        If the projection is quantised or has an adapter, the matrix is its output for unit vectors, in the dtype and on
+        the device of the tensor `like`.
         """
         if type(projection) is torch.nn.Linear:
             return projection.weight

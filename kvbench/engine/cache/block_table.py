@@ -1,8 +1,8 @@
 """`BlockTable`: which pages of a pool belong to which head, and how many entries each head holds.
 
-The host allocates memory, so its arrays are authoritative. The device has a copy of the tables and the lengths; on a
-CPU the copy is the same memory. A step changes few elements of a table, and only these are copied to the device (the
-whole table when it was made wider). The lengths are few numbers, so all of them are copied.
+The host allocates memory, so its arrays are authoritative. The device has a copy of the tables and the lengths; if the
+device is a CPU, it reads the host's arrays instead. A step changes few elements of a table, and only these are copied
+to the device (the whole table when it was made wider). The lengths are few numbers, so all of them are copied.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvbench.engine.upload import upload
 class BlockTable:
     """Block tables [rows, Hk, W] and lengths [rows, Hk] of a stack. A row is one layer of one slot (see `stack`).
 
-    Letters: b rows of a call; Hk KV heads; W pages of each head for which the table has room. lengths, pages: how many
+    Letters: b rows of a call; Hk KV heads; W pages per head for which the table has room. lengths, pages: how many
     entries and how many pages each head has. entries: how many entries each slot has in all its layers and heads; used:
     how many pages these entries fill, without pages allocated for later entries.
     """
@@ -47,9 +47,9 @@ class BlockTable:
         self._lengths = None
 
     def reserve(self, rows: np.ndarray, lengths: np.ndarray) -> None:
-        """Allocate and free pages: each head of these rows then has exactly the pages for its number in `lengths`.
+        """Allocate and free pages so that each head of these rows has exactly the pages for its number in `lengths`.
 
-        lengths: [b, Hk], numbers of entries.
+        lengths: [b, Hk], numbers of entries, which may be larger than the numbers that the heads hold now.
         """
         wanted, width = -(-lengths // PAGE), self.table.shape[2]
         if (most := int(wanted.max(initial=0))) > width:
@@ -120,7 +120,7 @@ class BlockTable:
     def live(self, rows: np.ndarray) -> torch.Tensor:
         """Return the pool's indices [b, n], int64, of the n entries of each row, ordered by head and place.
 
-        The rows hold equally many entries in each head.
+        Different heads of a row may hold different numbers of entries, but each head holds the same number in all rows.
         """
         head, place = upload(np.stack(_listed(self.lengths[rows[0]])), self.device).unbind()
         page = self.table_on_device()[upload(rows, self.device)[:, None], head, place // PAGE]
@@ -133,9 +133,9 @@ class BlockTable:
 
 
 def _listed(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Number the places 0 to c - 1 of every owner with count c; return the owner and the number of each place.
+    """Return two arrays that list the places of all owners: the owner of each place, and its number within that owner.
 
-    counts: [m]; both results are int64, as long as the sum of the counts, and ordered by owner.
+    counts: [m], how many places each owner has; numbers begin at 0. Both arrays are int64 and ordered by owner.
     """
     owner = np.repeat(np.arange(len(counts)), counts)
     return owner, np.arange(len(owner)) - (counts.cumsum() - counts)[owner]

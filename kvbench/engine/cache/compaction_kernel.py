@@ -1,7 +1,7 @@
 """Compaction on a GPU, by two Triton kernels instead of some forty launches of PyTorch per view.
 
-`_list` pairs the kept entries of a head that must move with the head's holes, as `stack.moves` does. `_move` copies
-these entries, in up to `TOGETHER` tensors at once. In a head that keeps c entries, the entries that move lie at places
+In each head, `_list` assigns a hole to each kept entry that must move, as `stack.moves` does. `_move` copies these
+entries, in up to `TOGETHER` tensors at once. In a head that keeps c entries, the entries that move lie at places
 from c on and the holes lie before c, so copies may run in any order. Both kernels serve dense and paged caches.
 
 Letters: b rows of a batch, Hk KV heads, h = b * Hk, n entries per head, D numbers of an entry in one tensor.
@@ -42,7 +42,9 @@ def compact(
     page: int = 0,
     fewest: int = 0,
 ) -> torch.Tensor:
-    """Move the kept entries of every head to its first places; return how many entries lack to `fewest`, [h] int64.
+    """Move the kept entries of every head to its first places.
+
+    Returns how many entries each head lacks to reach `fewest`, [h] int64; 0 for a head that keeps enough.
 
     Args:
         keep: [b, Hk, n] bool, the entries that stay. places: an upper bound, at least 1, on the entries that move in a
@@ -77,7 +79,7 @@ def compact(
 def _listed(keep: torch.Tensor, fewest: int, places: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what `_list` stores: facts [3, h] int64, and lists [2, h, places] int32 of sources and of targets.
 
-    The facts of a head: the entries that it keeps, how many it lacks to `fewest`, and how many must move.
+    The facts of a head: the entries that it keeps, how many it lacks to reach `fewest`, and how many must move.
     """
     heads, n = keep.shape[:2].numel(), keep.shape[2]
     facts = torch.empty(3, heads, dtype=torch.int64, device=keep.device)
@@ -94,7 +96,7 @@ def _current(tensor: torch.Tensor) -> AbstractContextManager[Any]:
 
 @triton.jit(do_not_specialize=["n", "places", "fewest"])
 def _list(KEEP, FACTS, LISTS, n, places, fewest, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """For one head: list the places of its entries that move, list in the same order their targets, store the facts."""
+    """For one head: list the places of the entries that move and, in the same order, their targets; store the facts."""
     head, heads = tl.program_id(0).to(tl.int64), tl.num_programs(0).to(tl.int64)
     kept = tl.zeros([TILE], tl.int32)
     for start in range(0, n, TILE):

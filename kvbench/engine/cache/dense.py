@@ -4,7 +4,7 @@ K of all layers of one geometry is one tensor [rows, kv_heads, capacity, head_di
 slot (see `stack`). In each head of a row, the first `length` places hold entries. Compaction to C entries fills holes:
 kept entries in the first C places stay, and kept entries behind place C move into the places of dropped entries. So
 compaction moves, per head, at most the entries behind place C. If C is the same at each eviction, these are the entries
-added since the last one, however large the cache is.
+added since the last eviction, however large the cache is.
 
 Letters: S slots, b rows of a batch, Hk KV heads, n entries per head, D head dimension.
 """
@@ -117,7 +117,7 @@ class DenseStack(Stack):
         heads = torch.arange(self.geometry.kv_heads, device=self.device)
         base = ((batch.index[:, None] * len(heads) + heads) * self.capacity)[..., None]
         movers, holes = moves(~keep[..., :count], keep[..., count:], length - count)
-        # Every head copies equally many places: one with fewer movers copies its last place, now unused, onto itself.
+        # All heads copy equally many places: a head with fewer movers copies its last place, now unused, onto itself.
         source = (base + torch.where(movers < 0, length - 1, movers + count)).view(-1)
         to = (base + torch.where(holes < 0, length - 1, holes)).view(-1)
         rows = [x.view(x.shape[:3].numel(), x.shape[3]) for x in (self.keys, self.values)]  # -1 fails at width 0

@@ -60,7 +60,7 @@ def entry_budget(method: Method, budget: float | None, prompt_len: int, group: i
 
 
 def capacity(method: Method, budget: float | None, interval: int, lengths: Lengths, group: int = 1) -> int:
-    """Return how many entries per head, a mean over heads, a slot must have room for.
+    """Return how many entries per head, averaged over the heads, a slot must have room for.
 
     For a method with a budget this is the sum of
 
@@ -83,7 +83,8 @@ def sums_attention(method: Method, layout: Layout = "auto", backend: Backend = "
     """Return whether decode steps sum the attention that each entry receives, in place of storing queries.
 
     They do so in the dense layout, if the method evicts while decoding and needs no more than these sums
-    (`Needs.sums`). The backend "varlen" returns no attention weights. layout: see `make_cache`.
+    (`Needs.sums`). With the backend "varlen", which returns no attention weights, they do not. layout: see
+    `make_cache`.
     """
     if not method.evicts or method.during("decode").trigger(1).growth is None:
         return False
@@ -109,7 +110,7 @@ def stored_queries(method: Method, interval: int, longest: int, sums: bool = Fal
 def stored_hidden(method: Method, interval: int, longest: int) -> tuple[int, int]:
     """Return how many of the newest hidden states a layer stores: while a prompt is read, and in each slot afterwards.
 
-    When a prompt is read layer by layer, only the layer being read stores more than a slot does.
+    When a prompt is read layer by layer, only the layer being read stores more hidden states than a slot does.
     """
     decode = method.during("decode")
     after = 0 if decode.trigger(interval).growth is None else decode.needs().hidden

@@ -34,7 +34,7 @@ from kvbench.eviction.columns import fixed
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A method's decision which entries of a batch of rows stay; `PagedCache.settle` later drops the others."""
+    """A method's decision about which entries of a batch of rows stay; `PagedCache.settle` later drops the others."""
 
     batch: RowBatch
     keep: torch.Tensor  # [b, Hk, n] bool
@@ -147,7 +147,7 @@ class PagedStack(Stack):
         self._cuts.append(Cut(batch, keep, counts, movers.view(1)))
 
     def cuts(self) -> list[Cut]:
-        """Return the eviction decisions (`Cut`) that `compact` has stored, and remove them from this store."""
+        """Return the eviction decisions (`Cut`) that `compact` has stored, and remove them from this stack."""
         cuts, self._cuts = self._cuts, []
         return cuts
 
@@ -228,9 +228,8 @@ class PagedCache(SlotCache):
     def settle(self, sizes: Mapping[int, int]) -> None:
         """Drop the entries that the method's decisions (`Cut`) do not keep. `sizes` is not used.
 
-        One copy from the device to the host brings the numbers of kept entries. It also brings the results of delayed
-        checks (checks of eviction decisions whose results were not read until now); the first check that failed raises
-        its error.
+        One copy from the device to the host brings the numbers of kept entries. The same copy brings the results of the
+        checks that `eviction.checks.gathered` has delayed; the first failed check raises its error.
         """
         cuts = [(stack, cut) for stack in self.stacks for cut in stack.cuts()]
         if not cuts:

@@ -1,4 +1,4 @@
-"""A prompt's KV cache while the model reads the prompt (in a replay also the answer): its layers, and their evictions.
+"""The KV cache of a prompt, with its evictions, while the model reads the prompt or, in a replay, also the answer.
 
 A layer may be evicted right after its attention is computed. Peak memory is then the full KV of one layer plus the
 budgets of the other layers.
@@ -175,7 +175,7 @@ class PromptCache:
         return True
 
     def begin_decoding(self, noise_keys: Sequence[int]) -> None:
-        """From now on, evict by the rules for decoding and with these noise keys: the next tokens are generated."""
+        """Evict by the rules for decoding from now on, with these noise keys: the prompt ends and generation begins."""
         self.rules = self.rules.decoding()
         self.acting = self.rules.method
         self._hidden_seen = self.acting.needs().hidden
@@ -240,7 +240,7 @@ class PromptCache:
     def _facts_on(self, device: torch.device) -> tuple[torch.Tensor, ...]:
         """Return `seen`, `prompt_len`, `evictions` and `noise_keys` on a device, each [b].
 
-        Consecutive views with the same numbers share the tensors, so that layers do not repeat their copy.
+        Consecutive views with the same numbers share the tensors, so each layer needs no new copy to the device.
         """
         b = len(self.noise_keys)
         facts = [[self.seen] * b, [self.prompt_len] * b, [self.evictions] * b, self.noise_keys]

@@ -2,8 +2,8 @@
 packed, which removes padding.
 
 After an eviction heads may hold different numbers of entries; shorter heads are then padded to the longest, and `valid`
-marks the places that hold an entry. The host has a copy of `valid`, so that it need not wait for the device to know how
-many entries a head holds.
+marks the places that hold an entry. The host has a copy of `valid`, so it knows how many entries a head holds without
+waiting for the device.
 
 Letters: b prompts of equal length (one, except in `EvictionCache` and in a replay), Hk KV heads, n entries per head
 with padding, D head dimension, t new tokens. `rows`: a number of entries per head, counted from the first in storage
@@ -36,7 +36,7 @@ class PackedLayer:
     columns: dict[str, torch.Tensor]
     states: dict[str, torch.Tensor]
     queries: torch.Tensor  # [Hq, w, D] the newest w queries, oldest first
-    hidden: torch.Tensor  # [1, w, hidden size] the newest w hidden states, oldest first; this w may differ
+    hidden: torch.Tensor  # [1, v, hidden size] the newest v hidden states, oldest first
 
     def held(self) -> tuple[torch.Tensor, ...]:
         """Return the positions of each head's entries."""

@@ -198,8 +198,8 @@ class SlotCache(ABC):
             self.recurrent.install(states, row, torch.tensor(slots, device=self.device))
 
     def saved_states(self) -> list[torch.Tensor]:
-        """Return a copy, in the host's memory, of what a step adds to or continues: states of recurrent layers, and
-        attention sums."""
+        """Return copies, in the host's memory, of the tensors whose old values a step builds on: states of recurrent
+        layers, and attention sums."""
         return [torch.clone(state) if state.device.type == "cpu" else state.cpu() for state in self._continued()]
 
     def restore_states(self, saved: Sequence[torch.Tensor]) -> None:

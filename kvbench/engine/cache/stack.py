@@ -23,7 +23,7 @@ from kvbench.eviction.api import Needs
 
 SCRATCH_BYTES = {"cuda": 2 << 30, "cpu": 256 << 20}
 SCRATCH_SHARE = 32  # scratch is also at most 1 / SCRATCH_SHARE of the memory
-COPIES = 2  # float32 copies of the keys (or values) that a method reads, which its code holds at once
+COPIES = 2  # how many float32 copies of the keys (or of the values) a method's code is assumed to hold at once
 BESIDE = 32  # float32 numbers per entry and head that a decision takes beside keys and values: scores, order, masks
 
 
@@ -70,7 +70,7 @@ class Stack(ABC):
         return slice(place * self.slots, (place + 1) * self.slots)
 
     def at_once(self, needs: Needs, entries: int, queries: int, *, kernels: bool) -> int:
-        """Return how many rows one view may have so that its scratch fits `scratch_bytes`, see `at_once`."""
+        """Return how many rows one view may have so that its scratch fits `scratch_bytes`, see `stack.at_once`."""
         sizes = dict(entries=entries, queries=queries, element=self.queries.element_size())
         scratch = scratch_bytes(self.device, memory.total(self.device))
         return at_once(self.geometry, needs, scratch, **sizes, kernels=kernels)
@@ -170,7 +170,8 @@ def at_once(
         g: the geometry of the layers; needs: what the method reads.
         entries: entries per head of a row; queries: number of newest queries in the view; element: bytes of a number
             of K and V.
-        kernels: see `Rules`; Triton kernels copy no keys and store no logits, at most one number per query and KV head.
+        kernels: see `Rules`. Triton kernels copy no keys. For each entry and query, they store at most one number per
+            KV head, instead of a logit per query head.
 
     The view's copy of the entries is counted, although a dense cache shows consecutive rows without a copy.
     """
@@ -182,12 +183,12 @@ def at_once(
 
 
 def shows_keys(needs: Needs, queries: int) -> bool:
-    """Return whether a view with so many queries shows keys. In latent attention, values are read from keys."""
+    """Return whether a view with this many queries shows keys. In latent attention, values are read from keys."""
     return needs.keys or needs.values or queries > 0
 
 
 def unread(x: torch.Tensor, *size: int) -> torch.Tensor:
-    """Return NaN [*size, D] in place of entries of x [..., D], in the memory of one number."""
+    """Return NaN [*size, D], in place of entries of x [..., D] that are not read; it takes the memory of one number."""
     return x.new_full((1,), torch.nan).expand(*size, x.shape[-1])
 
 

@@ -1,4 +1,4 @@
-"""Draws the next tokens on a GPU without making the host wait: the same ids as `sampler.draw`, but for rounding.
+"""Draws the next tokens on a GPU without making the host wait: the same ids as `sampler.draw`, except for rounding.
 
 A row is the logits of one slot. `_threshold` finds in each row the smallest logit that the filters allow. For top-k,
 and again for top-p, it reads the row in eight passes, each of which finds four bits of this logit; sorting a vocabulary

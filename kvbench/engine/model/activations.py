@@ -1,9 +1,9 @@
 """Finds, without weights, the most bytes of activations outside attention that a forward pass holds at once.
 
 Layers that keep a state may hold far more numbers per token than attention. For example, transformers' code for Mamba-2
-computes products of all pairs of tokens in a chunk, for every head and every number of the state. How many bytes
-activations take follows from the model's code and its shapes. So the pass runs on the meta device, where tensors have a
-size and no memory. Every tensor that an operation creates is counted until the model drops the tensor.
+computes products of all pairs of tokens in a chunk, for every head and every number of the state. The bytes depend only
+on the model's code and shapes. So the pass runs on the meta device, where tensors have a size and no memory. Every
+tensor that an operation creates is counted until the model drops the tensor.
 """
 
 from __future__ import annotations

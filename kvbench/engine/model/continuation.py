@@ -1,8 +1,8 @@
 """Checks without weights that recurrent layers continue their states: a pass must read the state of every layer.
 
-A layer that begins a new state in each pass only overwrites the former state and never reads it. Which operations a
-pass runs follows from the model's code and its shapes, so the pass runs on the meta device. Once the weights are
-loaded, `positions.check_states` also compares the outputs.
+A layer that begins a new state in each pass only overwrites the former state and never reads it. The operations of a
+pass depend only on the model's code and shapes, so the pass runs on the meta device. Once the weights are loaded,
+`positions.check_states` also compares the outputs.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from kvbench.engine.model.shape import ModelShape, Part, on_meta
 from kvbench.errors import SetupError, UserError, quote
 from kvbench.sources import quantised
 
-WEIGHTS = 0.75  # most of a GPU's memory that weights may take; the rest is for entries
+WEIGHTS = 0.75  # largest share of a GPU's memory that weights may take; the rest is for entries
 STEPS = 4  # the limit on every GPU's weights is raised by 1 / STEPS of the largest layer at a time
 
 

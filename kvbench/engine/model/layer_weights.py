@@ -38,8 +38,8 @@ def layer_weights(
 ) -> dict[int, Mapping[str, torch.Tensor]]:
     """Return the matrices `names` of every evicted layer, by the layer's index; their shapes are those in `NewTokens`.
 
-    geometry: the cache's geometry. Raises UserError when a matrix is quantised, divided among devices, of an unknown
-    name or of the wrong size.
+    geometry: the cache's geometry. Raises UserError when a matrix is not found under one of its `NAMES`, is quantised,
+    is divided among devices, or has the wrong size.
     """
     evicted = [g for g in geometry if g.evicts] if names else []
     return {g.index: {name: _by_head(model, g, name) for name in names} for g in evicted}

@@ -12,7 +12,7 @@ def marks(loaded: LoadedModel, characters: str) -> torch.Tensor:
     """Return which tokens consist only of these characters and white space, [V] bool, on the model's device.
 
     True also for tokens of white space alone, False for special tokens. Raises UserError if the model has no tokenizer,
-    or if none of these tokens has one of `characters`.
+    or if no token for which the result is True contains one of `characters`.
     """
     tokenizer, size = loaded.tokenizer, loaded.model.get_input_embeddings().weight.shape[0]
     if tokenizer is None:

@@ -20,7 +20,7 @@ from kvbench.eviction.learned import LearnedWeights
 
 
 def supply(method: Method, loaded: LoadedModel, scratch: Path) -> tuple[Method, LoadedModel]:
-    """Return the method with the path of its weights or table as option, and the model.
+    """Return the method, with the path of its weights or table set as an option, and the model.
 
     If the model's folder has no such weights or table, the function writes them with random numbers to a folder under
     `scratch`, unless an earlier call has written them. The returned model then has this folder as its own. A method
@@ -79,9 +79,9 @@ def shapes_of(weights: Weights, model: Any) -> dict[str, tuple[int, ...]]:
 
 
 def filled(method: Method, name: str, empty: Any, value: Callable[[], str]) -> Method:
-    """Return the method with its option `name` set to `value()` if the option is `empty`.
+    """Return the method with its option `name` set to `value()` if the option's value is `empty`.
 
-    In a combined method, each part whose option `name` is `empty` gets the value.
+    In a combined method, each part whose option `name` has the value `empty` gets `value()`.
     """
     if isinstance(method, Combined):
         first, second = (filled(part, name, empty, value) for part in (method.first, method.second))

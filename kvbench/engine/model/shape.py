@@ -25,7 +25,7 @@ from kvbench.sources.quantised import StoredBytes
 
 SMALL = 20_000_000  # with fewer parameters, a model is fastest on one CPU thread
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-USED = ("num_experts_per_tok", "moe_topk")  # experts that a token uses
+USED = ("num_experts_per_tok", "moe_topk")  # fields with the number of experts that a token uses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +55,10 @@ class ModelShape:
         width: numbers per token that activations hold at their widest, without attention; `vocabulary`: logits per
             token.
         packable: number of parameters of layers that a CPU may pack for decode steps, see `packing`.
-        traced: function of a number of tokens and a dtype that returns the most bytes of activations while a pass reads
-            so many tokens; None for models without states.
-        images: function of the model's inputs for images and a dtype that returns two numbers: the most bytes that the
-            vision part holds, and the bytes that it holds afterwards; see `tower`.
+        traced: function (number of tokens, dtype) -> the most bytes of activations while a pass reads that many tokens;
+            None for models without states.
+        images: function (the model's inputs for images, dtype) -> two numbers: the most bytes that the vision part
+            holds while it reads the images, and the bytes that it holds afterwards; see `tower`.
         parts: the part of each device, if the model is divided among several; else empty.
         counted: see `scratch.Scratch`.
     """

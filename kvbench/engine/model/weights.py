@@ -154,7 +154,8 @@ def load_weights(
 def find(weights: Weights, model_folder: Path | None, model: str = "MODEL") -> Path:
     """Return the path of the weights that a method needs. model: the model's name, for the error text.
 
-    Raises SetupError when the file is missing, but UserError when the weights must be trained and no path was given.
+    Raises an error when the file is missing: UserError if the weights must be trained and no path was given, else
+    SetupError.
     """
     file = f"{weights.kind}.safetensors"
     if weights.path == "auto":

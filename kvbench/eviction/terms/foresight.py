@@ -7,8 +7,8 @@ group. A is the attention that a query of such a head paid to the entry (softmax
     released8    max, min and sum of A over the chunk; the same sum three times more; cumulative sum; decayed sum
     attn         as paper6, without key and value: the ablation of the paper's Table 5
 
-"paper6" is the paper's list, "released8" the released code's. The code means to sum over the newest 16, 8 and 32
-queries too. By mistake it slices the axis of query heads, so all three sums equal the sum over the chunk. Each
+"paper6" is the paper's list, "released8" the released code's. The released code is meant to sum over the newest 16, 8
+and 32 queries too. By mistake it slices the axis of query heads, so all three sums equal the sum over the chunk. Each
 statistic is a block of g numbers, one per query head.
 
 A chunk is the queries since the previous tick, or the whole prompt. The cumulative sum and the decayed sum begin with
@@ -72,7 +72,7 @@ def scorer_inputs(
 ) -> list[torch.Tensor]:
     """Return the parts of the scorer's input, each [b, Hk, N, some of the D numbers], in their order.
 
-    The parts are keys, values (both except for "attn") and attention. Joined, they would be copied once more, which
+    The parts are keys, values (both except for "attn") and attention. Joining them would copy them once more, which
     takes longer than the network. Places without an entry hold 0.
 
     Args:

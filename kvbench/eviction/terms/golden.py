@@ -1,9 +1,9 @@
 """Golden eviction: the choices of an oracle that knows all later attention (ForesightKV, arXiv 2602.03203).
 
 The oracle uses A_ij, the attention of query i to entry j over a finished sequence with the full cache. The softmax runs
-over the query's own token and all earlier tokens; evictions do not change it. Block t holds the L queries from position
-`first` + t L on. `first` is the position of the first token that the model reads after the cache was full. The
-attention of a block is
+over the query's own token and all earlier tokens; evictions do not change it. L is the interval, and `first` the
+position of the first token that the model reads after the cache was full. Block t is the L queries from position
+`first` + t L on. The attention of a block is
 
     a[h, t, j] = mean of A_ij over the g query heads of KV head h and over the L queries of block t
 
@@ -28,9 +28,10 @@ SCRATCH_FLOATS = 1 << 25  # logits at a time
 
 @dataclass(frozen=True, slots=True)
 class GoldenTrace:
-    """All s evictions by the oracle in one layer of one sequence.
+    """The oracle's evictions in one layer of one sequence.
 
-    Hk: KV heads. C: entries that compete at an eviction, as many as the budget. L: entries that an eviction drops.
+    s: number of evictions. Hk: KV heads. C: entries that compete at an eviction, as many as the budget. L: entries that
+    an eviction drops.
     """
 
     candidates: torch.Tensor  # [s, Hk, C] int64 positions, ascending

@@ -1,8 +1,8 @@
 """Locret's retaining heads: a small network per layer that reads a token's hidden state and scores its entries.
 
-arXiv 2410.01805: score per KV head = out silu(in x), with matrices `in` and `out`. The released heads read the queries,
-keys and values of the token before rotation, [q; k; v] = W x; here one trained matrix, `in`, stands for the product of
-their first matrix and W.
+arXiv 2410.01805: score per KV head = out silu(in x), with matrices `in` and `out` and the hidden state x. The released
+heads read the queries, keys and values of the token before rotation, [q; k; v] = W x; here one trained matrix, `in`,
+stands for the product of their first matrix and W.
 Tensors, stacked over the layers of the model (I: the width, D: hidden size):
 
     in.weight [L, I, D]   out.weight [L, Hk, I]

@@ -21,8 +21,9 @@ def log_gain(log_beta: torch.Tensor, age: torch.Tensor, horizon: int = 1) -> tor
 
         G = sum over k = 1 .. n of beta^(age + k - 1) = beta^age (1 - beta^n) / (1 - beta)
 
-    log_beta: below 0, any shape; age: positions from the entry to the next query, broadcastable: t + 1 - p for an entry
-    at p and newest token t. With horizon 1 this is age * log beta, TRIM-KV's score.
+    log_beta: below 0, any shape. age: number of positions from the entry to the next query, t + 1 - p for an entry at
+    position p and the newest token at t; it must broadcast with log_beta. With horizon 1, log G is age * log beta,
+    TRIM-KV's score.
     """
     if horizon == 1:
         return age * log_beta

@@ -37,8 +37,8 @@ def series(view: LayerView, reach: int, *, over: Literal["mean", "max"], trig: b
     - The norm term sums, over the pairs of rotated dimensions, the length of the key's two numbers times `modulus`;
       with `spread`, times `modulus` less the length of the two numbers in `mean`.
     - The series is the mean or maximum (`over`) of the dot products of the key and the mean query, in the rotated
-      dimensions. There is one for each distance 1, 2, 4 ... up to `reach`: the mean query stands at this distance after
-      the position of the next token.
+      dimensions. There is one dot product for each distance 1, 2, 4 ... up to `reach`: in it, the mean query is rotated
+      to the position that lies this distance after the next token.
     """
     assert view.rope is not None, "the method must declare Needs(rope=True)"
     b, heads = view.keys.shape[:2]

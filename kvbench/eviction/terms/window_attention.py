@@ -65,8 +65,8 @@ def window_attention(
             in the result.
         newest: for each number n, return the sum over the newest n queries, in an axis before N. `reduce_q` must be
             "sum".
-        kernels: whether Triton kernels may compute the result, which need a GPU. They serve all arguments but
-            `own_keys` and "min", very large keys and very large groups.
+        kernels: whether Triton kernels, which need a GPU, may compute the result. With `own_keys`, with "min", and for
+            very large keys or groups, torch computes it in any case.
     """
     if newest and reduce_q != "sum":
         raise ValueError(f'sums over the newest queries need reduce_q="sum"; got {reduce_q!r}')
@@ -157,7 +157,7 @@ def _by_kernel(
 def reduced_group(sums: torch.Tensor, how: Reduce | None) -> torch.Tensor:
     """Reduce attention that was summed over queries, [b, Hk, g, N], over the g query heads; None keeps the axis.
 
-    Raises ValueError for "max" and "min": a sum of maxima does not follow from sums.
+    Raises ValueError for "max" and "min": the maximum over heads must be taken before the sum over queries.
     """
     if how in ("max", "min"):
         raise ValueError(f"attention summed over the queries has no {how} over query heads; give reduce_g mean or sum")
@@ -167,7 +167,7 @@ def reduced_group(sums: torch.Tensor, how: Reduce | None) -> torch.Tensor:
 def _blind(times: torch.Tensor, query_positions: torch.Tensor) -> torch.Tensor | None:
     """Return the mask of queries that see no key, [b, Hk, w] bool; on a CPU, None if every query sees a key.
 
-    times: [b, Hk, N], as for `_bias`. The caller replaces the softmax of these queries by 0. On a GPU the mask is
+    times: [b, Hk, N], as for `_bias`. The caller sets the probabilities of these queries to 0. On a GPU the mask is
     always returned, because a check of its values would make the host wait.
     """
     blind = times.amin(dim=-1)[:, :, None] > query_positions[:, None]
@@ -177,8 +177,8 @@ def _blind(times: torch.Tensor, query_positions: torch.Tensor) -> torch.Tensor |
 def _bias(times: torch.Tensor, query_positions: torch.Tensor) -> torch.Tensor:
     """Return [b, Hk, r, N]: 0 where a query sees a key, otherwise at most -1e30.
 
-    times: [b, Hk, N], the positions of the keys, infinite for hidden keys; query_positions: [b, r]. Added to logits,
-    the result hides keys; this takes a fifth of the time of a selection by mask.
+    times: [b, Hk, N], the positions of the keys, infinite for hidden keys; query_positions: [b, r]. Adding the result
+    to logits hides keys, in a fifth of the time that a selection by mask takes.
     """
     return (query_positions[:, None, :, None] - times[:, :, None]).clamp_(max=0.0).mul_(HIDDEN)
 
@@ -212,10 +212,10 @@ def _add(blocks: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _newest(paid: torch.Tensor, age: int, counts: Sequence[int]) -> torch.Tensor:
-    """Return the sums [..., len(counts), N] over those of r queries that are among the newest n, for each n in counts.
+    """Return [..., len(counts), N]: for each n in counts, the sum of `paid` over its queries among the newest n of all.
 
-    paid: [..., r, N], the attention of r queries, oldest first; age: number of queries from the first of these r to the
-    newest of all.
+    paid: [..., r, N], the attention of a block of r queries, oldest first. age: number of queries from the block's
+    first to the newest of all, both included.
     """
     return torch.stack([paid[..., max(0, age - n) :, :].sum(dim=-2) for n in counts], dim=-2)
 

@@ -1,9 +1,9 @@
 """`window_attention` on a GPU, by Triton kernels that store neither logits nor probabilities.
 
-`_normalise` computes the logarithm of each softmax's denominator; `_pay` computes the probabilities again, one tile of
-keys per program, and reduces them over the group and the queries. A program takes the queries in blocks of at most ROWS
-rows of the matrix of logits, query heads of the group times queries. So the bits of a head's result depend on its own
-entries and queries alone.
+`_normalise` computes the logarithm of each softmax's denominator. Then `_pay` computes the logits again, one tile of
+keys per program, turns them into probabilities, and reduces these over the group and the queries. Both kernels take the
+queries in blocks: the queries of a block times the query heads of the group are at most ROWS rows of logits. The size
+of a block does not depend on the batch or on other heads, and neither do the bits of a head's result.
 
 Products of 16-bit keys and queries are exact in float32, and their sums are float32.
 """
@@ -42,9 +42,9 @@ def launch(
     Args:
         queries: [b, Hk * g, w, d]; keys: [b, Hk, N, d]; d is contiguous, a group has at most ROWS query heads.
         times: [b, Hk, N] float32, the positions of the keys, infinite for hidden keys; query_positions: [b, w].
-        out: float32, contiguous, [h, g, len(newest), w, N] with h = b * Hk, where g, w and newest are axes of length 1
-            if they are reduced or not given.
-        totals: [h, g, w] float32, where the logarithms of the softmax's denominators are stored.
+        out: float32, contiguous, [h, g, len(newest), w, N] with h = b * Hk. A reduced axis g or w has length 1, and so
+            has the axis of `newest` if `newest` is empty.
+        totals: [h, g, w] float32, [h, 1, w] if `group_first`: receives the logarithms of the softmax's denominators.
         group_first: whether logits, not probabilities, are reduced over the group.
         reduce_g, reduce_q: "mean", "sum", "max" or None; `reduce_q="mean"` writes sums. newest: see `window_attention`.
     """
@@ -77,7 +77,7 @@ def _queries(  # type: ignore[no-untyped-def]
     HK: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, WB: tl.constexpr, D: tl.constexpr,
     DP: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Return WB queries of each head of a group as rows [GP * WB, DP], and their positions [WB]; -1 beyond the last."""
+    """Return WB queries of each head of a group as rows [GP * WB, DP], and their positions [WB], -1 past the end."""
     row, d = tl.arange(0, GP * WB), tl.arange(0, DP)
     g, w = row // WB, first + row % WB
     at = head // HK * q_batch + (head % HK * G + g).to(tl.int64) * q_head + w * q_row
@@ -120,7 +120,7 @@ def _logits(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _over_group(x, lowest, G: tl.constexpr, GP: tl.constexpr, HOW: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Reduce x [GP, ...] over its first G elements. lowest: a number that no element is below."""
+    """Reduce x [GP, ...] over its first G elements. lowest: a lower bound of all elements."""
     here = (tl.arange(0, GP) < G)[:, None, None]
     if HOW == "max":
         return tl.max(tl.where(here, x, lowest), 0) + 0.0 * tl.sum(tl.where(here, x, 0.0), 0)  # NaN stays NaN

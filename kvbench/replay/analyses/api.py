@@ -1,8 +1,8 @@
 """The interface of an analysis. An analysis observes a replay, in which the model reads finished answers again, and
 returns a table and figures.
 
-An analysis is one file in this folder, with a class under ``@register("name")``. The file must not import torch when it
-is imported, because ``--help`` lists the analyses.
+An analysis is one file in this folder, with a class under ``@register("name")``. Importing the file must not import
+torch, because ``--help`` lists the analyses.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def named(row: Row) -> str:
 
 
 def panel(row: Row) -> str:
-    """Return the title of the panel that shows a row of results: ``walk, budget 64``, or the task without a budget."""
+    """Return the title of the panel that shows a row of results: ``walk, budget 64``, or ``walk`` without a budget."""
     return row["task"] + ("" if size(row) == "-" else f", budget {size(row)}")
 
 

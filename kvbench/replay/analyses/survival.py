@@ -6,8 +6,8 @@ tokens before it. The age of a token is its distance from the block's beginning;
 age 1. A block counts only if more tokens than fit into the budget were read before it, so all methods at one budget
 have the same blocks.
 
-    share  share of the attended tokens of this age that the method holds
-    mass   attention paid to held tokens of this age, divided by attention paid to all tokens of this age
+    share  share of the attended tokens of this age that the method holds when the block begins
+    mass   share of the attention paid to tokens of this age that goes to tokens held when the block begins
 """
 
 from __future__ import annotations

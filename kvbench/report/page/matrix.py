@@ -19,7 +19,7 @@ from kvbench.report import stats
 from kvbench.report.page.scored import Cell, Scored
 
 Pair = tuple[str, Cell, Cell]
-PERMUTATIONS = 10_000  # sign patterns that the test by sign flips tries, for pairs whose p comes from it
+PERMUTATIONS = 10_000  # largest number of sign patterns, for pairs whose p comes from the test by sign flips
 MOST_METHODS = 16  # methods in one matrix; a wider matrix cannot be read
 SIGNS = {"better": "▲", "worse": "▼", "tied": "=", "unclear": "?", "cannot tell": "≈", "unknown": "·"}
 OPPOSITE = {"better": "worse", "worse": "better"}
@@ -122,7 +122,7 @@ def _paired(scored: Scored, a: Cell, b: Cell) -> stats.Paired | None:
     if not (shared := [question for question in first if question in second]):
         return None
     clusters = [scored.clusters[question] for question in shared]
-    flips = stats.Clusters.make(clusters, len(shared)).lopsided  # if not, a t test gives p
+    flips = stats.Clusters.make(clusters, len(shared)).lopsided  # p comes from sign flips; otherwise from t
     return stats.paired(
         [first[q] for q in shared],
         [second[q] for q in shared],

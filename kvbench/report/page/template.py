@@ -55,8 +55,8 @@ def write(html: str, path: Path) -> Path:
 
 
 def _clean(value: Any) -> Any:
-    """Return a value of the template without secrets and control characters; "" for None. Markup stays unchanged,
-    because it is HTML that kvbench made."""
+    """Return a value of the template with secrets hidden and control characters escaped; "" for None. Markup stays
+    unchanged, because it is HTML that kvbench made."""
     if value is None:
         return ""
     return shown(value) if type(value) is str else value

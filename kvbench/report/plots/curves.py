@@ -1,5 +1,5 @@
-"""Lines with bands in panels. The field `method` decides the colour of a line and the shape of its points,
-the field `dash` the line's pattern.
+"""Lines with bands in panels. The field `method` decides the colour of a line and the shape of its points; the field
+`dash` decides the line's pattern.
 
     curves("Loss", values, x=axis("x", "step"), y=axis("loss", "loss"), looks=style.methods(names, names))
 

@@ -1,6 +1,6 @@
-"""The figure of scores against measured bytes. In each panel it marks the frontier: the cells for which no other
-cell of the panel has at least the same score with at most the same bytes. Of cells with equal scores and bytes, it
-marks the first."""
+"""The figure of scores against measured bytes. In each panel it marks the frontier: the cells whose score no other
+cell of the panel reaches with the same number of bytes or fewer. Of cells with equal scores and bytes, it marks the
+first."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Turns the cells of a report into the data points of its figures: plain values. Values that are in CSV and JSON, too,
-have the same names there."""
+"""Turns the cells of a report into the data points of its figures: plain values. A value that CSV and JSON have, too,
+has the same name in them."""
 
 from __future__ import annotations
 

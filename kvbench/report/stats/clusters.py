@@ -151,11 +151,11 @@ class Clusters:
         """Return how many questions together count as one independent observation, because questions of a cluster have
         similar values.
 
-        The estimate is 1 if the questions are independent. If all questions of a cluster have the same value, the
-        estimate is the mean over questions of the size of their cluster; it cannot be larger. If all clusters have
-        equal sizes, the result is the estimate. Otherwise the result is larger: a quarter of the way, on a log scale,
-        from the estimate to the largest one. Data with only a few right answers hardly show how similar the questions
-        of a cluster are.
+        The estimate is 1 if the questions are independent. It is largest if all questions of a cluster have the same
+        value: it is then the size of a question's cluster, averaged over the questions. If all clusters have equal
+        sizes, the result is the estimate. Otherwise the result lies a quarter of the way, on a log scale, from the
+        estimate to the largest possible estimate, because data with only a few right answers hardly show how similar
+        the questions of a cluster are.
         """
         import numpy as np
 

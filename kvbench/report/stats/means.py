@@ -14,7 +14,7 @@ from kvbench.report.stats.samples import Scores, by_length, question_means
 if TYPE_CHECKING:
     from kvbench.report.stats.samples import Floats
 
-FEW_QUESTIONS = 40  # with at most so many clusters, or near 0 or 1, t intervals are too narrow or leave [0, 1]
+FEW_QUESTIONS = 40  # with so few clusters, or a mean near 0 or 1, t intervals are too narrow or leave [0, 1]
 NEAR_EDGE = 0.1  # distance from 0 or 1 that counts as near
 FEW_RIGHT = 10  # with fewer right (or wrong) answers, the spread is hardly known
 

@@ -49,7 +49,8 @@ def smallest_drop(
 def _beyond(half: float, critical: float, varies: float, power: float) -> float:
     """Return the drop that exceeds, with probability `power`, half the interval's width (critical x se) plus the noise.
 
-    half: the mean of half the width. critical: the quantile of t. varies: the squared coefficient of variation of se.
+    half: the mean of (critical x se). critical: the quantile of t. varies: the squared coefficient of variation of se,
+    the standard error.
 
     Noise and se vary. The drop must therefore exceed the mean of (critical x se + noise) by a normal quantile times the
     standard deviation of this sum. The variance of critical x se is mean(se)^2 critical^2 varies, and the variance of

@@ -61,8 +61,8 @@ class Call(NamedTuple):
 def attention_times(engine: Engine, bandwidth: float) -> tuple[AttentionTime, ...]:
     """Time the attention of the engine's next step with every backend; the engine can go on afterwards.
 
-    Call it while the engine generates, from its `on_step`, but not at a tick: a cache that is due for eviction has no
-    room for the next step's entries. bandwidth: bytes that a copy moves per second.
+    Call this function from the engine's `on_step`, while the engine generates. Do not call it when an eviction is due:
+    the cache then has no room for the next step's entries. bandwidth: bytes that a copy moves per second.
     """
     calls = record(engine)
     moved = sum(call.bytes() for call in calls)
@@ -101,7 +101,7 @@ def record(engine: Engine) -> list[Call]:
 
 
 def _time(backend: Backend, engine: Engine, calls: Sequence[Call], copying: float) -> AttentionTime:
-    """Time one backend. copying: seconds that a copy of the bytes of these calls takes."""
+    """Time one backend. copying: seconds in which a copy moves as many bytes as these calls read and write."""
     if backend == "varlen":  # an engine with this backend sums no attention
         calls = [Call(call.tensors, call.options | {"sums": None}) for call in calls]
     try:

@@ -56,9 +56,9 @@ class Capacity:
     def first(self, fitting: int, load: Load) -> int:
         """Return the number of sequences with which a measurement begins. fitting: the result of the method `fitting`.
 
-        If the user gave no number of sequences, it is `fitting`, at most MOST_SLOTS. If the user gave a number and a
-        memory size, it is the smaller of that number and `fitting`. If the user gave only a number, it is that number;
-        the measurement then tries fewer sequences if memory runs out.
+        If the user gave no number of sequences, the result is `fitting`, but at most MOST_SLOTS. If the user gave a
+        number and a memory size, the result is the smaller of that number and `fitting`. If the user gave only a
+        number, the result is that number; the measurement then tries fewer sequences if memory runs out.
         """
         if load.sequences is None:
             return min(fitting, MOST_SLOTS[self.device.type])

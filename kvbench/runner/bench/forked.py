@@ -1,4 +1,6 @@
-"""Runs a measurement on a CPU in a fork of this process, so that each starts with the same state of the allocator."""
+"""Runs a measurement on a CPU in a fork of this process, so that every measurement starts with the same state of the
+allocator.
+"""
 
 from __future__ import annotations
 

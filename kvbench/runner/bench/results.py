@@ -43,7 +43,8 @@ class Speed:
     Attributes:
         rate: generated tokens per second, the median over the rounds. The time includes reading the prompts.
         low, high: generated tokens per second in the slowest and in the fastest round.
-        decode: as `rate`, but from the moment when every sequence has its first token; None where this is not known.
+        decode: as `rate`, but from the moment when every sequence has its first token; None if this moment is not
+            known.
         costs: the cost per token in each stretch of the answers, see `Cost`; rise: see the function `rise`.
     """
 
@@ -72,7 +73,7 @@ class Evictions:
 
     @property
     def each(self) -> float | None:
-        """Mean wall seconds in which every sequence evicts entries once; None if nothing was evicted."""
+        """Mean wall seconds of one eviction, summed over all sequences; None if nothing was evicted."""
         return self.seconds / self.count if self.count else None
 
 
@@ -91,14 +92,14 @@ class Measured:
         random_weights: whether the method's trained weights were replaced by random ones.
         seconds: wall time of the second generation of a round.
         first_seconds: time until every sequence had its first token; None if the system does not report it.
-        peak_bytes: most bytes allocated on the GPU, with the weights; None on a CPU and for vLLM.
+        peak_bytes: most bytes allocated on the GPU, including the weights; None on a CPU and for vLLM.
         entries: entries per layer and KV head, a mean over sequences and steps; kv_bytes: most KV bytes of a sequence.
         roofline_share: decoded tokens per second of wall time, divided by the most that this machine's memory and
             processor allow with `entries` in the cache.
         decoding: what computed the engine's decode steps, see `Engine.decoding`.
         attention: each backend's time for the attention of a decode step; empty on a CPU and for a baseline.
-        fastest: the fastest backend, which the user can choose with --decode-attn. A run never chooses it by itself:
-            the run's answers would depend on which backend was faster at the moment.
+        fastest: the fastest backend, which the user can choose with --decode-attn. A run never chooses a backend by its
+            speed, because its answers would then depend on which backend was faster at the moment.
     """
 
     system: str

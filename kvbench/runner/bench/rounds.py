@@ -30,7 +30,8 @@ Result = TypeVar("Result")
 class NothingFits(NamedTuple):
     """The result when not even one sequence fits into memory.
 
-    cause: the first line of the allocator's message, or the size of the memory into which nothing fits by the plan.
+    cause: the first line of the allocator's message; if the plan already says that nothing fits, the planned size of
+    the memory.
     """
 
     cause: str
@@ -87,7 +88,8 @@ class Contest:
         self.plans = {(name, load): planned[name, lengths[load]] for name in setting.names() for load in lengths}
 
     def rows(self, load: Load) -> Iterator[Measured]:
-        """Yield the figures of each system at one load. Each round measures once every system that fits into memory.
+        """Yield the figures of each system at one load. In each round, every system that fits into memory is measured
+        once.
 
         If a signal or an error ends a round, the method first yields the figures of the systems already measured. Then
         it raises what ended the round.

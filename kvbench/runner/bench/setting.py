@@ -89,8 +89,9 @@ class Setting:
         return [Load(*load) for load in itertools.product(self.prompts, self.new_tokens, self.sequences)]
 
     def ids(self, prompt: int, sequences: int) -> torch.Tensor:
-        """Return random token ids [sequences, prompt]: each prompt fills `samples` successive rows, the last one perhaps
-        fewer."""
+        """Return random token ids [sequences, prompt]: each prompt fills `samples` successive rows, but the last prompt
+        may fill fewer.
+        """
         generator = torch.Generator().manual_seed(1)
         vocabulary = int(SHAPES[self.shape][1]["vocab_size"])
         rows = -(-sequences // self.samples)

@@ -2,8 +2,8 @@
 
 A system continues every prompt of a batch and returns the times as a `Timing`. The baselines are transformers'
 `generate` with its growing cache, transformers' continuous batching (`generate_batch`), and vLLM where it is installed.
-The method `full` is the engine with its own full cache. Other methods differ from it only by their evictions, and by
-what their evictions need in other steps.
+The method `full` is the engine with its own full cache. Other methods differ from `full` only by their evictions, and
+by the extra work that these evictions need in other steps.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Generate(System):
 class Continuous(System):
     """The baseline of transformers' greedy continuous batching with its paged full cache.
 
-    It does not report when the prompts were read, so its speed after the first token is unknown.
+    transformers does not report when the prompts were read, so the speed after the first token is unknown.
     """
 
     name = "continuous"

@@ -70,7 +70,7 @@ class Coordinator:
         - a worker meets an error that every worker would meet;
         - no worker starts;
         - `TRIES` workers were lost at the same rows;
-        - without a new saved row, more workers were lost than `TRIES` times the executor's number of workers;
+        - more workers than `TRIES` times the executor's number of workers were lost, and no row was saved in between;
         - this machine does not see all saved rows.
         """
         self._waiting = list(jobs)

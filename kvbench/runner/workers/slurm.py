@@ -3,8 +3,8 @@
 Each Slurm job of the array receives one worker's share of the run's jobs when it is submitted. It executes this share
 in a child process, and ends. Nothing else is sent to it; its rows in the run's journal show its progress.
 
-submitit keeps its calls, results and logs in a folder of the user's cache, because a results folder holds no code and
-no pickles.
+submitit stores calls, results and logs as files. They lie in a folder of the user's cache, because the calls and
+results are pickles, and a results folder must hold no code and no pickles.
 """
 
 from __future__ import annotations
@@ -102,8 +102,9 @@ def _until_done(workers: LocalExecutor, jobs: list[Job]) -> list[Event]:
 class _Running:
     """A submitted share of a worker.
 
-    done: for how many of the share's jobs the coordinator has received `Done`. ended: since when the coordinator
-    has waited for the result file although the Slurm job has ended or all rows are saved; None: no such wait yet.
+    done: for how many of the share's jobs the coordinator has received `Done`. ended: the time when the coordinator
+    began to wait for the result file, because the Slurm job had ended or all rows were saved; None: it has not begun to
+    wait.
     """
 
     jobs: list[Job]

@@ -16,8 +16,8 @@ TRIES = 3  # a worker that was started this often in a row without becoming read
 class WorkerState:
     """What a coordinator knows of one worker.
 
-    active: whether it was started, and neither lost nor released since then. rows_before, tokens_before: earlier rows
-    and tokens of workers of this name, which `figures` does not count.
+    active: whether it was started, and neither lost nor released since then. rows_before, tokens_before: rows and
+    tokens that workers of this name generated earlier; `figures` does not count them.
     """
 
     active: bool = False

@@ -150,7 +150,7 @@ class Endpoint:
 
     def _hide(self, text: str) -> str:
         """Return the server's text with the key hidden, in case the server repeats it. A key of fewer than `SHORTEST`
-        characters is no secret."""
+        characters is not hidden."""
         key = self._key()
         return text.replace(key, HIDDEN) if len(key) >= SHORTEST else text
 

@@ -1,5 +1,5 @@
-"""Score a conversation by a judge: the judge rates each answer, or compares it with a baseline's answer to the same
-turn, shown in both orders.
+"""Score a conversation by a judge: the judge rates each answer, or sees it beside a baseline's answer to the same
+turn, in both orders, and says which is better.
 
 A score is the mean over the turns that have a verdict. After a reply without a verdict the judge gets the same request
 once more; after a second such reply the turn has no verdict. Aux `invalid` counts all replies without a verdict. A

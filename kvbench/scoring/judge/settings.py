@@ -1,8 +1,8 @@
 """Check a run's judge settings and make its judge.
 
 Every request to an address reads the key from the environment variable `Services.judge_key_env`; kvbench never stores
-the key. The judge's address must be https, except on this machine. A message that refuses an address hides possible
-secrets in the address.
+the key. The judge's address must be https, except on this machine. An error message that refuses an address shows it
+with possible secrets hidden.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _check_judge(services: Services, judge: str) -> None:
 def connect(services: Services) -> Judge | None:
     """Return the judge that the settings name; None if they name no judge.
 
-    Equal settings always give the same object. Raises as `check` does, but only if this call makes the judge.
+    Equal settings always give the same object. Raises as `check` does if no judge with these settings exists yet.
     """
     if services.judge is None or _is_none(services.judge):
         return None
@@ -134,9 +134,9 @@ def _is_loopback(parts: SplitResult) -> bool:
 def _check_key(name: str, loopback: bool) -> None:
     """Raise UserError for a missing or malformed key.
 
-    name: the value of --judge-key-env: the environment variable of the key. If the variable is not set and `name` looks
-    like a key, the user gave the key itself, which is also an error. loopback: whether the judge runs on this machine;
-    the key may then be missing if --judge-key-env has its default value.
+    name: the value of --judge-key-env, the name of the key's environment variable. If the variable is not set and
+    `name` looks like a key, the user gave the key itself, which is also an error. loopback: whether the judge runs on
+    this machine; the key may then be missing if --judge-key-env has its default value.
     """
     key = os.environ.get(name, "").strip()
     if key:

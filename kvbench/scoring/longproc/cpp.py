@@ -58,7 +58,7 @@ def require() -> None:
 
 
 def extract(text: str) -> str | None:
-    """Return the program between the first ```cpp or ```c++ fence and the last fence; None if one is missing."""
+    """Return the program between the first ```cpp or ```c++ fence and the last fence; None if a fence is missing."""
     found = _FENCED.search(text.replace("```c++", "```cpp"))
     return found[1] if found else None
 

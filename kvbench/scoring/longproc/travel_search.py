@@ -1,7 +1,7 @@
-"""Write out the search for a trip plan that LongProc's travel_planning asks for (`build_travel_plan_demonstration`).
+"""Write out the right search procedure for a question of LongProc's travel_planning, step by step.
 
-The data hold a plan and its constraints but no procedure. The search tries cities in the order of the question, depth
-first, and each step is a line of fixed words.
+Gives the same text as LongProc's `build_travel_plan_demonstration`. The data hold a plan and its constraints but no
+procedure. The search tries cities in the order of the question, depth first, and each step is a line of fixed words.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Search:
         yield ""
 
     def _extend(self, day: int, plan: tuple[Visit, ...]) -> tuple[Visit, ...] | None:
-        """Return a complete plan that begins with `plan`, whose last visit ends on `day`; None if there is none."""
+        """Return a complete plan that begins with `plan`; None if there is none. day: the day on which `plan` ends."""
         depth = 2 * len(plan)
         self._say(depth, f"Current day: {day}. Current plan: {_listed(visit.city for visit in plan)}.")
         if len(plan) == self._count:
@@ -149,7 +149,7 @@ class Search:
 
 
 def solution(row: Mapping[str, Any]) -> str:
-    """Return the right answer to a question: procedure and plan in LongProc's words. Raises ValueError as `Search`."""
+    """Return the right answer to a question: procedure and plan in LongProc's words. Raises as `Search` does."""
     search = Search(row)
     plan: list[str] = []
     for place, visit in enumerate(search.plan):

@@ -1,6 +1,6 @@
 """A lockdown as data: the arguments that start a box, and the steps by which a program's process gives up its rights.
 
-Tests omit one part at a time and check that the self-test notices it.
+Tests omit one part at a time and check that the self-test notices the omission.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """System calls: their numbers, the calls that a program may use, and named families of refused calls.
 
-The filter refuses every call that is not allowed, whether a family names it or not. The self-test tries each family;
-tests allow one family at a time and check that the self-test notices. Calls in `RULES` of
-`kvbench.scoring.sandbox.seccomp` (clone, kill, ioctl, ...) are allowed with some arguments only.
+The filter allows the calls in `ALLOWED`, and those in `RULES` of `kvbench.scoring.sandbox.seccomp` (clone, kill, ioctl,
+...) with some arguments only. It refuses every other call, even a call that no family names. The self-test tries each
+family; tests allow one family at a time and check that the self-test notices.
 
 Numbers: Linux's ``asm/unistd_64.h`` for x86-64 and ``asm-generic/unistd.h`` for aarch64.
 """

@@ -1,6 +1,6 @@
 """Score a function that a model repeats from a repository, as RepoQA does (Liu et al. 2024).
 
-The candidates are all functions of the repository about which questions ask. The candidate with the highest BLEU
+The candidates are all functions that questions on the repository ask about. The candidate with the highest BLEU
 against the function in the output counts; of candidates with the same BLEU, the first in the list. The output is right
 if this candidate is the function that the question asks for, and its BLEU is at least 0.8. tree-sitter finds the
 function in the output: the first function in a code block counts.
@@ -34,8 +34,8 @@ Needle = tuple[str, str]  # a wanted function's name and text
 def score_function(output: str, language: str, name: str, needles: Sequence[Needle]) -> float:
     """Return 1 if the output repeats the function of this name, else 0.
 
-    language: the repository's programming language. needles: all functions of the repository about which questions ask,
-    each with name and text.
+    language: the repository's programming language. needles: all functions that questions on the repository ask
+    about, each with name and text.
     """
     function = first_function(output, language)
     best, best_name = 0.0, None

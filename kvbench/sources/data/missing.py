@@ -13,7 +13,7 @@ from kvbench.task import Manifest
 
 
 class DataMissing(SetupError):
-    """The error for data of a task that are missing. Either the user's data folder lacks them, or the user gave no
+    """The error for missing data of a task. Either the user's data folder lacks them, or the user gave no
     folder and kvbench cannot or may not download them.
 
     where: the reason in words, such as "--data has no data" or "the hub is unreachable". folder: the user's data folder

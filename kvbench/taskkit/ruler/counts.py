@@ -1,9 +1,9 @@
 """Count the tokens of texts, and store the counts on disk for later runs.
 
-Making a set of prompts takes seconds at 4K tokens and many minutes at 128K, mostly for counting tokens. The file holds
-a count per hash of a text. It does not hold the texts, which are large and copyrighted. Each tokenizer has files of its
-own, so the counts stay valid when the generator, the seed or the number of prompts changes. A lost or damaged file only
-costs time.
+Making a set of prompts takes seconds at 4K tokens and many minutes at 128K, mostly for counting tokens. Each file holds
+the counts of one tokenizer, under a hash of each text. So the counts stay valid when the generator, the seed or the
+number of prompts changes. No file holds the texts, which are large and copyrighted. A lost or damaged file only costs
+time.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
 
 
 def shuffled(items: Sequence[Item]) -> list[Item]:
-    """Return the items in an order that depends only on their number: the shuffle of a new ``random.Random(SEED)``."""
+    """Return the items as a new ``random.Random(SEED)`` shuffles them. The order depends on their number only."""
     return [items[i] for i in _order(len(items))]
 
 

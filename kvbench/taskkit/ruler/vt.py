@@ -1,6 +1,6 @@
 """RULER's variable tracking: a chain of assignments among noise sentences, after an example with another chain.
 
-The example is drawn once. Each prompt replaces its variable names by new ones, also of three letters, and its value.
+The example is drawn once. In each prompt, its variables get new names, also of three letters, and a new value.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`walk`: a short prompt with ten facts, then a long right output (the solution) whose every step needs a fact.
 
 In the form `Digits` a step is a digit x[n+1] = (x[n-2] + v[x[n]]) mod 10, until the last three digits are 0 0 0. The
-facts, v, never occur in the solution, so the prompt is their only source. The model reads each fact about once per ten
+facts, v, never occur in the solution, so the prompt is their only source. The model reads each fact once per about ten
 tokens, so attention shows what to keep.
 
 In the form `Lines` a step is a line, which adds a fact to a register; the register's last digit says which fact. Each
@@ -169,8 +169,8 @@ def score(problem: Problem, output: str) -> Score:
     """Return the scores of an output.
 
     exact: 1 if the output has as many steps as the solution, and the same text after them. partial: the share of steps
-    before the first error. A walk with wrong steps may by chance have as many, so `exact` has a chance level of 0.01 to
-    0.05; `partial` has none.
+    before the first error. A walk with wrong steps may by chance have the right number of steps, so `exact` has a
+    chance level of 0.01 to 0.05; `partial` has none.
     """
     text = said(output)
     head, stopped, rest = text.partition(" Answer")

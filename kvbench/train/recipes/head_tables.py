@@ -1,4 +1,4 @@
-"""Estimates the table that `headkv` needs: the importance of every query head. It follows from a model's attention.
+"""Estimates the table that `headkv` needs, the importance of every query head, from a model's attention.
 
 Nothing is trained; a CPU is enough. The model reads retrieval problems with their right answers (`head_data`). The
 tokens from which an answer can be copied are its evidence. For every query head, the table says how much attention the

@@ -33,8 +33,8 @@ BLOCK = 64  # queries whose logits are in memory at a time
 class LocretRecipe(PredictorRecipe):
     """Trains the retaining heads of `locret` on answers.
 
-    `settings.more`: width (hidden units); tokens (only this many first tokens of a prompt have targets); smooth (weight
-    of the smoothness term).
+    `settings.more`: width (hidden units); tokens (how many tokens at the beginning of a prompt have targets); smooth
+    (weight of the smoothness term).
     """
 
     name = kind = "locret"

@@ -178,7 +178,8 @@ def _paid(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, rows: 
 
 
 def _hit(target: torch.Tensor, guess: torch.Tensor, kv_heads: int, budget: int) -> float:
-    """Return the share of the `budget` entries with the largest target that are among those with the largest guess.
+    """Return which share of the `budget` entries with the largest target is also among the `budget` entries with the
+    largest guess.
 
     The share is a mean over layers and KV heads. Target and guess are first averaged over the query heads that share a
     KV head.

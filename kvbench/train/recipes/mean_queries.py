@@ -1,4 +1,4 @@
-"""Estimates the table of `triattention`: two means over the queries of every head before RoPE.
+"""Estimates the table of `triattention`: for every head, two means over its queries before RoPE.
 
 The means are the mean query, and the mean length of each pair of dimensions that RoPE rotates together. The model reads
 the texts of `head_data`; the built-in model reads synthetic problems with solutions. Every token's query is rotated

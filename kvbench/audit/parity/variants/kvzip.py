@@ -55,11 +55,12 @@ def _repeats(case: Case, layer: int) -> Iterator[dict[str, Any]]:
 
 
 def _at_budget(case: Case, step: int, entries: int) -> list[set[int]]:
-    """Return the reference's kept sets, corrected so that together they hold exactly `entries` entries.
+    """Return the reference's kept sets, changed so that together they hold exactly `entries` entries.
 
     The next best entries are added, or the worst removed. The reference may keep another number of entries for two
-    reasons. With a budget of n entries, the reference keeps only entries that score above the n-th best, which may be
-    fewer than n. And n need not be a multiple of the number of heads, while kvbench gives every head the same budget.
+    reasons. Let n be the reference's budget for the whole model. The reference keeps only entries that score above the
+    n-th best entry, which may be fewer than n. And n need not be a multiple of the number of heads, while kvbench gives
+    every head the same budget.
     """
     kept, prefix = case.kept(step), case.hyper["prefix_len"]
     scores = case.tensors[f"aux.score.{step}"]  # [units, tokens after the prefix]

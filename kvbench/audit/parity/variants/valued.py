@@ -81,9 +81,10 @@ def _defensivekv(case: Case) -> list[CasePlan]:
 
 
 def _without_surplus(case: Case, step: int, budget: int) -> list[set[int]]:
-    """Return the entries that the reference kept in each head. If they exceed the budget, the worst are left out.
+    """Return the entries that the reference kept in each head, without the worst ones if they exceed the budget.
 
-    The reference rounds down the budget of all heads together, kvbench the budget of each head.
+    They may exceed it because the reference rounds down the budget of all heads together, and kvbench rounds down the
+    budget of each head. If the case has no scores, no entry is left out.
     """
     kept, scores = case.kept(step), case.scores(step)
     size = len(kept) if case.variant.startswith("layer") else case.heads  # units that share a budget

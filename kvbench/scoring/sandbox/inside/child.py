@@ -96,7 +96,7 @@ class Child:
         return self.end(b"X", begun, limit)
 
     def end(self, state: bytes, begun: float, limit: int) -> bytes:
-        """Kill the process and return a reply for the driver.
+        """Kill the process and return the driver's reply.
 
         state: why the process ends (X by itself, T time limit, O output limit, C closed). begun: when the request
         began, in seconds. limit: most bytes of each stream.
