@@ -69,7 +69,8 @@ def _read(values: dict[str, Any]) -> ModelArgs:
             raise UserError(f"{unknown_key(key, (*SETTINGS, *OWN))} Options of a method are written METHOD.NAME=VALUE.")
         if key in TEXTS and not isinstance(value, str):
             raise UserError(
-                f"{key} was read as {value!r}, not as text; write it in two pairs of quotes, as in \"{key}='...'\"."
+                f"{key} was read as {value!r}, not as text; put single quotes round the value and double quotes round "
+                f"the whole argument, as in \"{key}='...'\"."
             )
     if "plugin" in values:
         load_plugins(parse("plugin", PARSERS["plugin"], values["plugin"]))

@@ -52,7 +52,7 @@ class Inverted(Five):
     [
         (Five(), "budgets 6 and 96 keep the same 10 entries after 133 tokens"),
         (ForgetsWhileDecoding(), "budgets 6 and 96 keep .* 10 entries.* after 141 tokens"),
-        (Inverted(), "budgets 6 and 96 keep 10 and 2 entries after 133 tokens; the larger must keep more"),
+        (Inverted(), "budgets 6 and 96 keep 10 and 2 entries after 133 tokens; the larger budget must keep more"),
     ],
     ids=lambda x: type(x).__name__ if isinstance(x, Method) else "",
 )

@@ -52,7 +52,7 @@ def test_slots_win_over_the_batch_size():
         ({"method": "gkv", "budget": 0.5}, "got '0.5'. Did you mean 50%?"),
         ({"method": "gkv", "budget": 64, "gkv.alpah": 1}, "no option 'alpah'. Did you mean 'alpha'?"),
         ({"method": "gkv", "budget": 64, "h2o.sinks": 1}, "option 'h2o.sinks' is for method 'h2o'"),
-        ({"revision": 1234567}, "revision was read as 1234567, not as text; write it in two pairs of quotes"),
+        ({"revision": 1234567}, "revision was read as 1234567, not as text; put single quotes round the value"),
         ({"interval": 0}, "interval must be 1 or more; got 0."),
         ({"truncate": "right"}, "truncate 'right': choose none, left."),
     ],

@@ -21,10 +21,11 @@ def effect(exam: Exam, layout: AuditLayout) -> None:
         low, high = ([heads for at, heads in sorted(kept.items()) if at[0] == seen] for kept in (few, many))
         counts = [sum(len(head) for heads in layers for head in heads) for layers in (low, high)]
         if low == high:
-            raise Broken(f"{budgets} keep the same {counts[0]} entries after {seen} tokens; the larger must keep more")
+            kept = f"the same {counts[0]} entries after {seen} tokens, entry by entry"
+            raise Broken(f"{budgets} keep {kept}; the larger budget must keep more")
         if counts[0] >= counts[1]:
-            kept = f"{counts[0]} and {counts[1]} entries"
-            raise Broken(f"{budgets} keep {kept} after {seen} tokens; the larger must keep more")
+            kept = f"{counts[0]} and {counts[1]} entries after {seen} tokens"
+            raise Broken(f"{budgets} keep {kept}; the larger budget must keep more")
     first, second = (trial.seen.logits for trial in trials.values())
     if all(torch.equal(logits, second[at]) for at, logits in first.items()):
         raise Broken(f"{budgets} give the same logits in all {len(first)} steps; the smaller must change some")

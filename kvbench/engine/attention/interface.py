@@ -195,7 +195,8 @@ def set_implementation(model: Any, name: str) -> None:
 def _functions(
     name: str,
 ) -> tuple[Callable[..., tuple[torch.Tensor, None]], Callable[..., None], Callable[..., None]]:
-    """Return the attention function of the `route` block `name`, and two hooks; torch compiles none of the three.
+    """Return the attention function and two hooks of the `with route(...)` block that goes by `name`; torch compiles
+    none of the three.
 
     The first hook stores the input of a module: the hidden states that an attention module reads, or latents. The
     second hook deletes the token ids of the previous pass when a pass begins, and stores the token ids that the

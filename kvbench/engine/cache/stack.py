@@ -38,7 +38,8 @@ class RowBatch(Batch):
 
 
 class Stack(ABC):
-    """Evicted layers that differ in their index only: their entries, newest queries and the method's states."""
+    """The entries, the newest queries and the method's states of evicted layers whose geometries differ only in the
+    index."""
 
     layers: Sequence[EvictingStore]
 

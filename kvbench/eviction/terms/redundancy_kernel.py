@@ -1,11 +1,13 @@
 """The sums of `redundancy` on a GPU, by Triton kernels that never store the matrix of cosines.
 
-The matrix is symmetric, so the sum of a column is a product of one key with the sum of all keys. The caller then
-subtracts the cosines that rows have spared. A Triton program computes the cosines of some rows in tiles. For each row
-it remembers only the similar key that the row spares, the one with the highest place (`redundancy._column_sums`).
+Each row of the matrix spares one cosine, which does not count: that of the similar key with the highest place
+(`redundancy._column_sums`). With all cosines counted, the sum of a column is the product of its normalised key with the
+sum of all normalised keys, less the diagonal. The caller subtracts the spared cosines from these sums. To find them, a
+Triton program computes the cosines of some rows in tiles, and keeps for each row only the highest place of a similar
+key.
 
-The kernels multiply the keys as they are stored: products of 16-bit keys are exact in float32. Unit vectors would be
-rounded, and rounding would move cosines across the threshold.
+To find similar keys, the kernels multiply the keys as they are stored: products of 16-bit keys are exact in float32.
+Unit vectors would be rounded, and rounding would move cosines across the threshold.
 """
 
 from __future__ import annotations

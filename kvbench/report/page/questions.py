@@ -176,8 +176,9 @@ def _question(task: str, name: str, rows: pd.DataFrame, shared: dict[str, dict[s
 
 
 def _open(questions: Sequence[dict[str, Any]]) -> None:
-    """Add `opening` to each question: the first words by which the question's prompt differs from the prompts of the
-    task's other questions in `questions`, or the prompt's first words if all these prompts begin with it."""
+    """Add `opening` to each question: some words of its prompt, from the word at which the prompts of the task's
+    questions in `questions` are no longer all alike. If these prompts share a beginning that is this whole prompt, the
+    opening is the prompt's first words."""
     prompts: dict[str, list[str]] = {}
     for question in questions:
         prompts.setdefault(question["task"], []).append(question["prompt"][0])
