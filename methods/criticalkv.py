@@ -21,9 +21,9 @@ Defaults: rho 0.5, epsilon 1e-4, floor_alpha 0.2 as in paper and kvpress; window
 the base's window. The lowest score of the layer is subtracted from all, because scores may be negative.
 
 Traps: if rho C_h is at most the window, stage 1 chooses no entry beside the protected ones; with
-`window_in_stage1=false`, stage 1 keeps int(rho C_h) entries beside them. Epsilon is as large as the scores of long
-prompts, so it decides among tokens with little attention. If a layer gates the output of attention, the norm ignores
-the gate.
+`window_in_stage1=false`, stage 1 keeps int(rho C_h) entries beside them, but at most C_h in all. Epsilon is as large as
+the scores of long prompts, so it decides among tokens with little attention. If a layer gates the output of attention,
+the norm ignores the gate.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ budget C, at most int((N - w) C / N) - w are forced. Forced entries and the wind
 entry.
 
     bias=released  the attention to the w entries before the window, a mean over queries and heads: the released code is
-                   meant to take the window, but has already removed it
+                   meant to use the attention to the window, but has already removed the window
     bias=window    the attention to the window
     norm=heads     s_j as above, as in the released code; with one KV head, values then have no effect
     norm=tokens    n_j is divided by its sum over the entries instead

@@ -2,7 +2,7 @@
 
 Follows "The Pitfalls of KV Cache Compression" (Chen et al. 2025, arXiv:2510.00231).
 
-The variants differ in the parts of the system prompt:
+The variants differ in the sequence of the system prompt's two parts:
 
     leak                 the order to keep the system prompt secret, then the instructions
     leak/defence-last    the instructions, then the order

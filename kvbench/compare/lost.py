@@ -36,9 +36,9 @@ def of_pairs(pairs: Sequence[Pair], new: Side) -> int:
 
 
 def is_begun(pair: Pair, new: Side) -> bool:
-    """Return whether the new cell has answers, and a run from which its rows come is unfinished.
+    """Return whether the new cell has an answer, and a run from which its rows come is unfinished.
 
-    A cell with rows but without an answer, such as one of NaN logits, would not get answers if its run went on.
+    A cell whose rows all failed is not excused: its run also counts as unfinished after every row was tried.
     """
     answers = any(question.answers for question in pair.new.questions.values())
     return answers and any(run in new.unfinished for run in pair.new.run.split(", "))

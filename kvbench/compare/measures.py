@@ -112,8 +112,8 @@ def _of_questions(pair: Pair, place: int) -> Iterator[tuple[float, float, float]
     regression only if it is above the bound.
 
     If the budget bounds generated entries on neither side, the bound is infinite, so that a higher peak is never a
-    regression. The entries after an eviction are then those of the prompt. If only base has such a number, new evicted
-    nothing, and the peak of new is yielded in its place.
+    regression. The entries after an eviction are then those of the prompt. If only base has such a number, and new
+    has a budget, new evicted nothing, and the peak of new is yielded in its place.
     """
     for name in pair.shared:
         mine, theirs = pair.base.questions[name], pair.new.questions[name]

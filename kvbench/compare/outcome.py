@@ -12,7 +12,7 @@ Verdicts of a cell:
                     over all cells of the tier
     undecided       the bound is at most -M, and the test does not reject; `drop` says how large a drop it would find
     missing         new lacks something that base has: the cell, a score of a sample, or a figure with a limit
-                    (in an unfinished run, missing scores and figures do not count)
+                    (in an unfinished cell, see `lost.is_begun`, missing scores and figures do not count)
 """
 
 from __future__ import annotations

@@ -64,8 +64,9 @@ class Engine:
             CUDA graph. If the model cannot be compiled, the engine decodes without compiled layers; if a step cannot be
             captured, it decodes without a graph. A model divided among GPUs runs with neither.
         program: on a CPU, compile the decode step as one program, see the module `program`. The engine decodes without
-            it if compiling fails, or if the number of entries that a step reads depends on the sequences. It does so
-            with heads of different lengths, and in unbounded caches larger than `step_writers.FIXED_ROWS`.
+            it if compiling fails, or if the number of entries that a step reads depends on the sequences. The number
+            depends on them if heads have different lengths, and in unbounded caches larger than
+            `step_writers.FIXED_ROWS`.
         notice: called with a line of text if the engine cannot compile or capture; see also `decoding`.
 
     Raises:

@@ -28,7 +28,8 @@ from kvbench.engine.rules import Rules
 from kvbench.engine.upload import upload
 
 FIXED_ROWS = 1024  # a step reads all rows of caches with at most this many cache rows per head
-LENGTH_STEP = 64  # in longer dense caches without a bound, the rows read per slot are a multiple of this
+# In longer caches without a bound, a step reads a slot's length, rounded up to a multiple of this.
+LENGTH_STEP = 64
 
 
 class Entries(NamedTuple):

@@ -22,7 +22,7 @@ Everything else has a default, which a method can override:
     uneven budgets                 quotas()     entries per layer and head
     scores across layers           settled()    final scores, made from those of all layers, if the method is `joint`
     a budget that is not constant  allowed()    entries that may stay after an eviction
-    extra tokens to run            probes()     the model reads them after the prompt, for observe(), then drops them
+    extra tokens to run            probes()     read against the prompt's cache, for observe(), then dropped
     learned weights and tables     weights()    loaded, checked, and given as view.weights
     all layers in one call         stacked      faster, above all on a GPU; then `score` must not read `view.layer`
 
@@ -209,8 +209,8 @@ class Method(ABC):
     def allowed(self, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
         """Return how many entries per layer and head of the cache may stay after an eviction: by default the budget.
 
-        budget: None if the method takes no budget. prompt_len: tokens of the prompt; seen: tokens of prompt
-        and answer so far; evictions: earlier evictions of this sequence.
+        budget: None if, and only if, the method takes no budget. prompt_len: tokens of the prompt; seen: tokens of
+        prompt and answer so far; evictions: earlier evictions of this sequence.
         """
         if budget is None:
             raise TypeError(f"{type(self).__name__} takes no budget but does not define allowed()")

@@ -128,8 +128,8 @@ def check_budget(
 ) -> None:
     """Raise UserError if a budget is missing or too small, or is given to a method that takes none.
 
-    A share of the prompt is never too small, because `budget_in_force` raises it. group: query heads per KV head; word:
-    the budget's name in the message.
+    A share of the prompt is never too small, because `budget_in_force` increases it to the smallest budget. group:
+    query heads per KV head; word: the budget's name in the message.
     """
     if not method.takes_budget:
         if budget is not None:

@@ -114,8 +114,8 @@ class LayerView:
         over these entries only. While a probe is read, the softmax also runs over the probe's own keys, as far as they
         lie in `domain`.
 
-        Raises ValueError if the view has `sums` in place of queries, and the arguments ask for anything but sums over
-        the queries.
+        Raises ValueError if the view has `sums` in place of queries, and the arguments ask for anything but attention
+        to all entries, summed over all queries.
         """
         if self.sums is not None:
             if newest or among is not None or (domain, order, reduce_q) != ("all", "softmax_then_group", "sum"):

@@ -37,7 +37,8 @@ METHODS = {  # names that papers use and that are not aliases in kvbench
     "foresightkv w/o rl, input=attn+kv, sampling=top-k": "foresightkv(sampling=False)",
 }
 REWARD = "foresightkv, rl reward "
-# DuoAttention by the budget that a paper states; in kvbench it takes a share of heads (`sparsity`), not a budget.
+# DuoAttention by the budget that a paper states. The label has `sparsity`, the share of streaming heads; with it, `duo`
+# takes no budget.
 STREAMING = {"1024": "duo(sparsity=0.75)", "2048": "duo(sparsity=0.5)"}
 
 

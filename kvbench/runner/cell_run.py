@@ -110,8 +110,8 @@ class CellRun:
     def _make_smaller(self, under_way: Iterable[Key], cause: str) -> None:
         """After memory ran out, halve the slots. With only one slot left, give up rows, which get status `oom`.
 
-        The cell gives up the rows in `under_way` that have no result yet. If every row in `under_way` has a result, the
-        cell gives up the longest of all rows without a result.
+        The cell gives up the rows in `under_way` that have no result yet. If there is no such row, for example because
+        no row was begun, the cell gives up the longest of all rows without a result.
         """
         plan, label = self.cell_plan.plan, self.cell_plan.cell.label
         if plan.slots > 1:

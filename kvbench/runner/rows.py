@@ -112,7 +112,7 @@ def scored(score: Score) -> dict[str, Any]:
         "score_strict": None if shown.strict is None else float(shown.strict),
         "score_partial": None if shown.partial is None else float(shown.partial),
         "aux": aux or None,
-        "no_answer": None if no_answer is None else float(no_answer) >= 1,  # less: the share of turns without one
+        "no_answer": None if no_answer is None else float(no_answer) >= 1,  # below 1 it is a share of turns
         **score.facts,
     }
 

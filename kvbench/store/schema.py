@@ -67,7 +67,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("adapter", "name", "", "LoRA adapter merged into the model: its folder's name and a hash of its files"),
     Column("seed", "name", "", "run seed, an unsigned 64-bit integer as text"),
     Column("prompt_style", "name", "", "variant of the task's prompt"),
-    Column("thinking", "bool", "", "the chat template's thinking switch; null: it has none"),
+    Column("thinking", "bool", "", "the chat template's thinking switch; null: it has none that kvbench sets"),
     Column("temperature", "float64", "", "0 is greedy"),
     Column("top_p", "float64", "", "1 is off"),
     Column("top_k", "float64", "", "0 is off"),
@@ -119,7 +119,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("python_version", "name", "", "interpreter that ran the program", "host"),
     Column("judge", "name", "", "model that rated the answer, and when", "host"),
     Column("score_pass", "int32", "", "how often 'kvbench score' has scored the answer again", "host"),
-    Column("no_answer", "bool", "", "whether no answer was found in the output"),
+    Column("no_answer", "bool", "", "whether no answer was found in the output; with several turns, in none of them"),
     Column(
         "entries_after_evict", "float64", "entries", "most entries right after an eviction; null: no eviction happened"
     ),

@@ -19,6 +19,7 @@ from kvbench.errors import UserError, bare, quote
 from kvbench.task import IMAGE, Doc, Turn
 
 PROBE = "1 + 1 = ?"  # a message that shows how a template renders
+SWITCHES = frozenset({"thinking", "think", "reasoning"})  # variables of other templates that switch thinking (Granite)
 Messages = list[dict[str, Any]]  # as chat templates take them
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 
@@ -236,17 +237,17 @@ def effective_thinking(
 ) -> bool | None:
     """Return whether outputs will hold a thinking block, which the scorer must then expect.
 
-    The result is None without a chat template, or if the template has neither <think> nor </think>. Otherwise a
-    rendered prompt decides:
+    The result is None without a chat template, or if the template has neither tags of thinking nor the variable
+    `enable_thinking`. Otherwise a rendered prompt decides:
 
     - It ends inside an open thinking block: True, even if `thinking` is False, because the template then has no switch
       (R1 distills).
     - Its last thinking block is closed: False.
-    - It holds no thinking block: the value of `thinking`; but None if thinking is switched by another variable than
-      `enable_thinking`, which kvbench does not set (Granite).
+    - It holds no thinking block: the value of `thinking`; but None if another variable switches thinking (`SWITCHES`),
+      which kvbench does not set.
     """
     text = template_text(tokenizer, chat_template) if chat else None
-    if text is None or "think>" not in text:
+    if text is None or not ("think>" in text or "enable_thinking" in text):
         return None
     prompt = _apply(tokenizer, [{"role": "user", "content": PROBE}], thinking, chat_template, None)
     opened, closed = prompt.rfind("<think>"), prompt.rfind("</think>")
@@ -258,16 +259,16 @@ def effective_thinking(
 
 
 def _other_switch(template: str) -> bool:
-    """Return whether a template has a variable for thinking, but not `enable_thinking`."""
+    """Return whether a template reads one of `SWITCHES`, but not `enable_thinking`; False if jinja2 cannot parse it."""
     import jinja2.meta
 
     plain = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template)  # transformers' own tag
     try:
         parsed = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(plain)
-    except jinja2.TemplateSyntaxError:
-        return False  # `_apply` has rendered it, by tags that are unknown here
-    names = jinja2.meta.find_undeclared_variables(parsed)
-    return "enable_thinking" not in names and any("think" in name for name in names)
+        names = jinja2.meta.find_undeclared_variables(parsed)
+    except jinja2.TemplateSyntaxError:  # other tags or filters of the tokenizer's own code
+        return False
+    return "enable_thinking" not in names and not names.isdisjoint(SWITCHES)
 
 
 @functools.lru_cache(maxsize=4)

@@ -1,4 +1,4 @@
-"""Converts published networks, which score cache entries, into kvbench's weights files; no published code is run.
+"""Converts published networks that score cache entries into kvbench's weights files, without running published code.
 
 The networks are the gates of `trimkv` and `retention`, the scorers of `foresightkv`, and the surrogates of `kvzap`. The
 module reads safetensors files, and pickle files by `torch.load(weights_only=True)`, which creates tensors only. From a

@@ -61,8 +61,8 @@ def train(
         evaluate: steps between two computations of the held-out figures; 0: only before and after the training.
         checkpoint_seconds: the least time between two checkpoints. If writing the previous checkpoint took more than 1
             second, this time is multiplied by the seconds that it took. The last step always ends with a checkpoint.
-        on_step: called after every step with the step's figures. As soon as this call of `train` has computed the
-            held-out figures after a step (see `evaluate`), the step's figures include the newest value of the main
+        on_step: called after every step with the step's figures. Once this call of `train` has computed the held-out
+            figures after a step (see `evaluate`), the figures of every later step include the newest value of the main
             held-out figure.
 
     Raises:

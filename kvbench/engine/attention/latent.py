@@ -74,8 +74,8 @@ class Latents:
     def of(self, projection: torch.nn.Module, rank: int, key: torch.Tensor, value: torch.Tensor) -> Latent:
         """Return the matrices of a layer, split from the weight of `projection`. rank: R.
 
-        key, value: [b, Hq, t, ...], keys and values that the layer computed with `projection`. Used are only their
-        sizes, and the dtype and device of `key`.
+        key, value: [b, Hq, t, ...], keys and values that the layer computed with `projection`. The method uses
+        only their sizes, and the dtype and device of `key`.
         """
         weight = self._weight(projection, rank, key)
         heads, dv = key.shape[1], value.shape[3]

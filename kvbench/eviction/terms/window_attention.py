@@ -157,7 +157,8 @@ def _by_kernel(
 def reduced_group(sums: torch.Tensor, how: Reduce | None) -> torch.Tensor:
     """Reduce attention that was summed over queries, [b, Hk, g, N], over the g query heads; None keeps the axis.
 
-    Raises ValueError for "max" and "min": the maximum over heads must be taken before the sum over queries.
+    Raises ValueError for "max" and "min": a maximum or minimum over heads must be taken before the sum over
+    queries.
     """
     if how in ("max", "min"):
         raise ValueError(f"attention summed over the queries has no {how} over query heads; give reduce_g mean or sum")

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 MOST_QUESTIONS = 12  # of a task
 MOST_BYTES = 700_000
 OPENING = 60  # characters of the prompt that the page shows beside the question's id
-# `_open` begins with the whole word that holds the first difference, but at most this many characters before the
-# difference: Chinese and Japanese have no blanks between words.
+# An opening (`_open`) begins with the whole word that holds the first difference, but at most this many characters
+# before the difference: Chinese and Japanese have no blanks between words.
 LONGEST = 20
 COLUMNS = (
     *("row_key", "task", "doc_id", "sample", "method", "options", "budget", "budget_share", "interval", "status"),

@@ -73,7 +73,7 @@ class Evictions:
 
     @property
     def each(self) -> float | None:
-        """Mean wall seconds of one eviction, summed over all sequences; None if nothing was evicted."""
+        """Mean wall seconds in which all sequences evict once; None if nothing was evicted."""
         return self.seconds / self.count if self.count else None
 
 

@@ -66,7 +66,8 @@ def _check_judge(services: Services, judge: str) -> None:
 def connect(services: Services) -> Judge | None:
     """Return the judge that the settings name; None if they name no judge.
 
-    Equal settings always give the same object. Raises as `check` does if no judge with these settings exists yet.
+    Equal settings always give the same object. If this call makes the judge, it checks the settings
+    and raises as `check` does.
     """
     if services.judge is None or _is_none(services.judge):
         return None

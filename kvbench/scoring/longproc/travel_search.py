@@ -1,6 +1,6 @@
 """Write out the right search procedure for a question of LongProc's travel_planning, step by step.
 
-Gives the same text as LongProc's `build_travel_plan_demonstration`. The data hold a plan and its constraints but no
+Follows LongProc's `build_travel_plan_demonstration`. The data hold a plan and its constraints but no
 procedure. The search tries cities in the order of the question, depth first, and each step is a line of fixed words.
 """
 

@@ -21,7 +21,7 @@ from kvbench.scoring.sandbox.tiers import TIERS, Tier, Unsafe
 class Sandbox:
     """A tier (a way to isolate programs) that passed its self-test, with the test's digest.
 
-    Or the tier "none", which has no self-test; `digest` is then "".
+    A Sandbox may also be the tier "none", which has no self-test; `digest` is then "".
     """
 
     tier: Tier
