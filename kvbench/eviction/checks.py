@@ -14,6 +14,7 @@ MakeError = Callable[[int], Exception]
 Noted = list[tuple["torch.Tensor", MakeError]]
 
 _noted: ContextVar[Noted | None] = ContextVar("noted", default=None)
+_unread: ContextVar[bool] = ContextVar("unread", default=False)
 
 
 def refuse(amount: torch.Tensor, error: MakeError) -> None:
@@ -23,6 +24,8 @@ def refuse(amount: torch.Tensor, error: MakeError) -> None:
     `with gathered()`, the check is delayed until the next call of `read` or the end of the block.
     """
     noted = _noted.get()
+    if _unread.get():
+        return
     if noted is not None:
         noted.append((amount, error))
     elif value := int(amount):
@@ -56,12 +59,13 @@ def _read_rest(noted: Noted) -> None:
 
 @contextmanager
 def unread() -> Iterator[None]:
-    """While the block runs, `refuse` checks nothing: for code on the meta device, whose tensors have no values."""
-    token = _noted.set([])
+    """While the block runs, `refuse` checks nothing, also inside `gathered`: for code on the meta device, whose tensors
+    have no values."""
+    token = _unread.set(True)
     try:
         yield
     finally:
-        _noted.reset(token)
+        _unread.reset(token)
 
 
 def read(numbers: torch.Tensor) -> torch.Tensor:

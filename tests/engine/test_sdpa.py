@@ -134,6 +134,6 @@ def test_on_cuda_a_pass_without_eviction_reads_eight_chunks(method, prefill, pas
             lambda module, args, kwargs: read.append(kwargs["input_ids"].shape[1]), with_kwargs=True
         )
         budget = 24 if small(method).takes_budget else None
-        sizes = dict(slots=1, max_tokens=160, prefill_chunk=16, prefill=prefill, compiled=False)
+        sizes = dict(slots=1, max_tokens=160, prefill_chunk=16, prefill=prefill, compiled=False, backend="torch")
         list(Engine(loaded, small(method), budget=budget, interval=8, **sizes).generate([request]))
     assert (len(read), sum(read)) == (passes, 150)
