@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kvbench.engine.attention.geometry import LayerGeometry
-from kvbench.engine.cache.stack import shows_keys, unread
+from kvbench.engine.cache.stack import placeholder, shows_keys
 from kvbench.engine.model.own_attention import own_attention
 from kvbench.engine.model.random_weights import shapes_of
 from kvbench.engine.rules import Batch, Rows, Rules
@@ -162,7 +162,7 @@ class MetaViews:
         columns = {name: torch.empty(size, device=META) for name in names}
         reads = shows_keys(needs, shown.queries) or not shown.copied, needs.values or not shown.copied
         entries = [
-            self._floats(*size, dim) if read else unread(self._floats(1, dim), *size)
+            self._floats(*size, dim) if read else placeholder(self._floats(1, dim), *size)
             for dim, read in zip((g.head_dim, g.value_dim), reads)
         ]
         return Rows(entries[0], entries[1], _numbers(*size), columns, valid)

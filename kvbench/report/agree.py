@@ -68,7 +68,7 @@ NOTED = (
     ("multi_turn_cache", "ways to read later turns", ()),
 )
 NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five"}
-# The date of a judgement, which need not be equal; not a date in the judge's name.
+# The date of a judgement, left out of comparisons. A date within a judge's name does not match.
 _DATE = re.compile(r"(?<=, )[0-9]{4}-[0-9]{2}-[0-9]{2}(?=,)")
 
 

@@ -99,7 +99,7 @@ def test_the_code_of_every_method_runs_without_values(kind, gpu, monkeypatch):
 
 @pytest.mark.parametrize("name", [*EVICTING, "gkv(gamma=1,window=64)"])
 def test_views_on_a_gpu_are_as_small_as_the_code_of_a_method_requires(name):
-    """The rows of a view follow from what the method declares; the plan counts what its code takes."""
+    """A method's `Needs` decide how many rows a view has; the counted bytes of its code stay near that estimate."""
     with torch.device("meta"):
         sizes = dict(hidden_size=512, intermediate_size=512, num_hidden_layers=4, vocab_size=512)
         model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes, num_attention_heads=32, head_dim=128))

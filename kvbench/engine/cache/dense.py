@@ -19,7 +19,7 @@ import torch
 from kvbench.engine.attention.geometry import LayerGeometry
 from kvbench.engine.cache.prompt_layer import PackedLayer
 from kvbench.engine.cache.slot_cache import EvictingStore, RingStore, Shape, SlotCache
-from kvbench.engine.cache.stack import RowBatch, Stack, alike, moves, unread
+from kvbench.engine.cache.stack import RowBatch, Stack, alike, moves, placeholder
 from kvbench.engine.rules import Rows
 from kvbench.errors import BudgetViolation
 from kvbench.eviction.checks import refuse
@@ -95,8 +95,8 @@ class DenseStack(Stack):
 
         columns = {name: pick(column) for name, column in self.columns.items()}
         return Rows(
-            keys=pick(self.keys) if keys else unread(self.keys, *size),
-            values=pick(self.values) if values else unread(self.values, *size),
+            keys=pick(self.keys) if keys else placeholder(self.keys, *size),
+            values=pick(self.values) if values else placeholder(self.values, *size),
             positions=pick(self.positions).long(),
             columns=columns,
             valid=None,

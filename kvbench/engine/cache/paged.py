@@ -26,7 +26,7 @@ from kvbench.engine.cache.block_table import BlockTable
 from kvbench.engine.cache.pool import PAGE, Pool, pages
 from kvbench.engine.cache.prompt_layer import PackedLayer
 from kvbench.engine.cache.slot_cache import EvictingStore, RingStore, Shape, SlotCache
-from kvbench.engine.cache.stack import RowBatch, Stack, alike, moves, unread
+from kvbench.engine.cache.stack import RowBatch, Stack, alike, moves, placeholder
 from kvbench.engine.rules import Rows
 from kvbench.eviction.checks import read
 from kvbench.eviction.columns import fixed
@@ -124,8 +124,8 @@ class PagedStack(Stack):
 
         columns = {name: pick(column) for name, column in self.pool.columns.items()}
         return Rows(
-            keys=pick(self.pool.keys) if keys else unread(self.pool.keys, *at.shape),
-            values=pick(self.pool.values) if values else unread(self.pool.values, *at.shape),
+            keys=pick(self.pool.keys) if keys else placeholder(self.pool.keys, *at.shape),
+            values=pick(self.pool.values) if values else placeholder(self.pool.values, *at.shape),
             positions=pick(self.pool.positions).long(),
             columns=columns,
             valid=valid,

@@ -188,7 +188,7 @@ def shows_keys(needs: Needs, queries: int) -> bool:
     return needs.keys or needs.values or queries > 0
 
 
-def unread(x: torch.Tensor, *size: int) -> torch.Tensor:
+def placeholder(x: torch.Tensor, *size: int) -> torch.Tensor:
     """Return NaN [*size, D], in place of entries of x [..., D] that are not read; it takes the memory of one number."""
     return x.new_full((1,), torch.nan).expand(*size, x.shape[-1])
 
