@@ -21,6 +21,7 @@ from kvbench.registry import did_you_mean
 Parser = Callable[[object], Any]
 
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)", re.ASCII)
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.", re.ASCII | re.DOTALL)
 
 
 LARGEST = 2**31 - 1  # of settings without a bound of their own: columns of rows hold 32 bits
@@ -138,6 +139,19 @@ def strings(raw: object) -> tuple[str, ...]:
     for string in texts:
         if not isinstance(string, str) or not string:
             raise BadValue("a text of one character or more", quote(string))
+    return texts
+
+
+def assignments(raw: object) -> tuple[str, ...]:
+    """Parse one text NAME=VALUE, or a list of them, into a tuple. No name may come twice."""
+    texts = strings(raw)
+    for text in texts:
+        if not _ASSIGNMENT.match(text):
+            raise BadValue("NAME=VALUE", quote(text))
+    names = [text.partition("=")[0] for text in texts]
+    for name in names:
+        if names.count(name) > 1:
+            raise BadValue(predicate=f"gives {quote(name)} twice. Give it once.")
     return texts
 
 

@@ -12,7 +12,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from kvbench.config.parsers import BadValue, Parser, choice, files, flag, got, number, setting, strings, text, whole
+from kvbench.config.parsers import (
+    BadValue,
+    Parser,
+    assignments,
+    choice,
+    files,
+    flag,
+    got,
+    number,
+    setting,
+    strings,
+    text,
+    whole,
+)
 from kvbench.eviction.options import as_whole
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -89,6 +102,12 @@ class Settings:
     )
     chat_template: str | None = prompts(
         None, text, "Jinja file in place of the tokenizer's chat template.", metavar="FILE"
+    )
+    template_option: tuple[str, ...] = prompts(
+        (),
+        assignments,
+        "A variable of the chat template, such as reasoning_effort=high; repeatable.",
+        metavar="NAME=VALUE",
     )
     no_chat_template: bool = prompts(False, flag, "Give prompts as plain text, without the chat template.")
     data: str | None = prompts(

@@ -43,7 +43,7 @@ from kvbench.integrations.yaml_tasks import DOC, TASK
 from kvbench.records import Generation, Request, Sampling, Usage
 from kvbench.runner.spool import Spool
 from kvbench.sources import adapters, models
-from kvbench.taskkit import prompts
+from kvbench.taskkit import prompts, template_variables
 from kvbench.taskkit.lm_eval_source import generation, special_stops
 
 
@@ -76,6 +76,7 @@ class KVBenchLM(TemplateLM):
         self.tokenizer = self.loaded.tokenizer
         if run.chat_template is not None:
             self.tokenizer.chat_template = prompts.load_template(run.chat_template)
+        self._variables = template_variables.parse(run.template_option)
         self.revision = models.revision(models.describe(run.model, run.revision))
         self.shape = shape_of_model(self.loaded.model)
         use_threads(self.shape, self.loaded.device)
@@ -119,21 +120,20 @@ class KVBenchLM(TemplateLM):
         """Return the template that renders prompts; None if `chat_template` is False. Raises UserError if a template is
         to render prompts and is missing or unusable."""
         self._templated = bool(chat_template)
-        prompts.check_template(self.tokenizer, chat=self._templated)
+        prompts.check_template(self.tokenizer, chat=self._templated, variables=self._variables)
         return super().chat_template(chat_template)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Render a conversation. Raises UserError if the template fails, where lm-eval's own model `hf` would try again
         without the system message."""
         self._templated = True
-        switch = {} if self.args.run.thinking is None else {"enable_thinking": self.args.run.thinking}
         try:
             text = self.tokenizer.apply_chat_template(
                 chat_history,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=not add_generation_prompt,
-                **switch,
+                **prompts.with_thinking(self._variables, self.args.run.thinking),
             )
         except Exception as error:  # a template is a program and may raise any exception
             raise UserError(

@@ -26,7 +26,7 @@ from kvbench.runner.spool import Spool
 from kvbench.sources.data import FILE_LIMIT, Data, read_plain
 from kvbench.store import row_key
 from kvbench.task import GenSpec, Task
-from kvbench.taskkit import prompts
+from kvbench.taskkit import prompts, template_variables
 from kvbench.taskkit.names import expand, get_task
 from kvbench.taskkit.reader import ModelReader
 from kvbench.taskkit.vision import Vision
@@ -124,6 +124,7 @@ class TaskWork:
                 f"task {quote(task.name)} has no prompt style {quote(style)}. It has {', '.join(task.prompt_styles)}."
             )
         spec = sampling(task.gen(model_type), config)
+        variables = template_variables.parse(config.template_option)
         template = prompts.load_template(config.chat_template) if config.chat_template else None
         reader = ModelReader(
             tokenizer=tokenizer,
@@ -131,6 +132,7 @@ class TaskWork:
             context=context,
             chat=prompts.uses_chat(spec.chat, style, no_chat_template=config.no_chat_template),
             template=template,
+            variables=variables,
             origin=config.chat_template or "of the tokenizer",
         )
         task.reader, task.services = reader, config.services()
@@ -142,8 +144,9 @@ class TaskWork:
             )
         if any(turn.images for doc in docs for turn in doc.turns):
             reader = _with_vision(task, reader, vision)
-        prompts.check_template(tokenizer, chat=reader.chat, chat_template=reader.template, origin=reader.origin)
-        thinking = prompts.effective_thinking(tokenizer, spec.thinking, chat=reader.chat, chat_template=reader.template)
+        how: Any = {"chat": reader.chat, "chat_template": reader.template, "variables": variables}
+        prompts.check_template(tokenizer, **how, origin=reader.origin)
+        thinking = prompts.effective_thinking(tokenizer, spec.thinking, **how)
         maker = PromptMaker(task, reader, config, thinking, spool)
         all_prompts = [maker.prompt(docs.popleft()) for _ in range(len(docs))]  # drops each document once it is stored
         used = source.used.get(task.name)
@@ -154,7 +157,7 @@ class TaskWork:
             thinking=thinking,
             prompts=all_prompts,
             data=(dataclasses.asdict(used) if used else {}) | task.sources(),
-            notes=_notes(task, spec, config, all_prompts, context),
+            notes=_notes(task, spec, config, all_prompts, reader),
         )
 
     def prompts_hash(self) -> str:
@@ -262,12 +265,13 @@ def _with_vision(task: Task, reader: ModelReader, vision: Callable[[], Vision]) 
     return dataclasses.replace(reader, vision=seeing, template=reader.template or seeing.template)
 
 
-def _notes(task: Task, spec: GenSpec, config: RunConfig, all_prompts: list[Prompt], context: int) -> list[str]:
+def _notes(task: Task, spec: GenSpec, config: RunConfig, all_prompts: list[Prompt], reader: ModelReader) -> list[str]:
     """Return notes that the user should read before the run, such as how many prompts are cut to fit.
 
     Raises UserError when a prompt and --max-new-tokens together exceed the model's context. Prompts that alone fill the
     context do not count.
     """
+    context = reader.context
     lengths = [len(p.ids) for p in all_prompts if len(p.ids) < context]
     notes = []
     if lengths and config.max_new_tokens and max(lengths) + config.max_new_tokens > context:
@@ -288,6 +292,8 @@ def _notes(task: Task, spec: GenSpec, config: RunConfig, all_prompts: list[Promp
         )
     if config.max_prompt_tokens and spec.truncate == "none":
         notes.append(f"task {quote(task.name)} does not cut its prompts; --max-prompt-tokens has no effect on it.")
+    if config.template_option and not reader.chat:
+        notes.append(f"task {quote(task.name)} uses no chat template; --template-option has no effect on it.")
     if shortened := sum(p.cut > 0 for p in all_prompts):
         notes.append(
             f"task {quote(task.name)}: {shortened} of {len(all_prompts)} prompts are cut in the middle to fit."

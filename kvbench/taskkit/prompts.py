@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from kvbench.console.faults import words
-from kvbench.errors import UserError, bare, quote
+from kvbench.errors import UserError, quote
 from kvbench.task import IMAGE, Doc, Turn
+from kvbench.taskkit import template_variables
 
 PROBE = "1 + 1 = ?"  # a message that shows how a template renders
-SWITCHES = frozenset({"thinking", "think", "reasoning"})  # variables of other templates that switch thinking (Granite)
 Messages = list[dict[str, Any]]  # as chat templates take them
+_PROBE: Messages = [{"role": "user", "content": PROBE}]
+NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 
 _LIGHTEVAL = (
@@ -94,18 +97,8 @@ def load_template(path: str | Path) -> str:
             f"cannot read chat template {quote(path)}: {getattr(error, 'strerror', None) or error}. "
             "Check its path and permissions."
         ) from None
-    _check_syntax(text, str(path))
+    template_variables.check_syntax(text, str(path))
     return text
-
-
-def _check_syntax(text: str, origin: str) -> None:
-    import jinja2
-
-    try:
-        jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
-    except jinja2.TemplateSyntaxError as error:
-        if "unknown tag" not in str(error.message):  # transformers defines further tags
-            raise UserError(f"chat template {bare(origin)}, line {error.lineno}: {error.message}.") from None
 
 
 def template_text(tokenizer: Any, chat_template: str | None = None) -> str | None:
@@ -122,13 +115,24 @@ def template_text(tokenizer: Any, chat_template: str | None = None) -> str | Non
     return str(text) if text else None
 
 
-def check_template(tokenizer: Any, *, chat: bool, chat_template: str | None = None, origin: str | None = None) -> None:
-    """Raise UserError if there is no chat template or it cannot render a prompt; check nothing if `chat` is False.
+def check_template(
+    tokenizer: Any,
+    *,
+    chat: bool,
+    chat_template: str | None = None,
+    variables: Mapping[str, Any] = NO_VARIABLES,
+    origin: str | None = None,
+) -> None:
+    """Raise UserError if there is no chat template, it cannot render a prompt, or it does not read one of `variables`;
+    check nothing if `chat` is False.
 
-    origin: the template's file, for messages.
+    variables: as `template_variables.parse` returns them. origin: the template's file, for messages.
     """
     if chat:
-        _apply(tokenizer, [{"role": "user", "content": PROBE}], None, chat_template, origin)
+        _apply(tokenizer, _PROBE, None, chat_template, variables, origin)
+        template = template_text(tokenizer, chat_template)
+        if template is not None:
+            template_variables.check_names(variables, template, _named(chat_template, origin))
 
 
 def render(
@@ -138,6 +142,7 @@ def render(
     chat: bool,
     thinking: bool | None = None,
     chat_template: str | None = None,
+    variables: Mapping[str, Any] = NO_VARIABLES,
     origin: str | None = None,
     answers: tuple[str, ...] = (),
 ) -> str:
@@ -151,6 +156,7 @@ def render(
         chat: whether to use the chat template.
         thinking: the template's thinking switch; None: the template's default.
         chat_template: a template in place of the tokenizer's; origin: its file, for messages.
+        variables: further variables of the template, by name.
     """
     turns = doc.turns[: len(answers) + 1]
     if not chat:
@@ -166,7 +172,7 @@ def render(
     for turn, answer in zip(turns, answers):
         messages += [*_to_model(turn), {"role": "assistant", "content": turn.answer_prefix + answer}]
     messages += _to_model(turns[-1])
-    return _apply(tokenizer, messages, thinking, chat_template, origin) + turns[-1].answer_prefix
+    return _apply(tokenizer, messages, thinking, chat_template, variables, origin) + turns[-1].answer_prefix
 
 
 def _to_model(turn: Turn) -> Messages:
@@ -233,42 +239,38 @@ def _context_end(text: str, turn: Turn) -> int:
 
 
 def effective_thinking(
-    tokenizer: Any, thinking: bool | None, *, chat: bool, chat_template: str | None = None
+    tokenizer: Any,
+    thinking: bool | None,
+    *,
+    chat: bool,
+    chat_template: str | None = None,
+    variables: Mapping[str, Any] = NO_VARIABLES,
 ) -> bool | None:
     """Return whether outputs will hold a thinking block, which the scorer must then expect.
 
     The result is None without a chat template, or if the template has neither tags of thinking nor the variable
-    `enable_thinking`. Otherwise a rendered prompt decides:
+    `enable_thinking`. Otherwise a rendered prompt decides, by what follows the question (system messages may describe
+    thinking blocks):
 
     - It ends inside an open thinking block: True, even if `thinking` is False, because the template then has no switch
       (R1 distills).
     - Its last thinking block is closed: False.
-    - It holds no thinking block: the value of `thinking`; but None if another variable switches thinking (`SWITCHES`),
-      which kvbench does not set.
+    - It holds no thinking block: the value of `thinking`; but if another variable switches thinking (`SWITCHES`), its
+      value in `variables`, or None.
     """
     text = template_text(tokenizer, chat_template) if chat else None
     if text is None or not ("think>" in text or "enable_thinking" in text):
         return None
-    prompt = _apply(tokenizer, [{"role": "user", "content": PROBE}], thinking, chat_template, None)
-    opened, closed = prompt.rfind("<think>"), prompt.rfind("</think>")
+    prompt = _apply(tokenizer, _PROBE, thinking, chat_template, variables, None)
+    behind = prompt[max(0, prompt.rfind(PROBE)) :]
+    opened, closed = behind.rfind("<think>"), behind.rfind("</think>")
     if opened > closed:
         return True
     if closed >= 0:
         return False  # templates with thinking off write an empty, closed block
-    return None if _other_switch(text) else thinking
-
-
-def _other_switch(template: str) -> bool:
-    """Return whether a template reads one of `SWITCHES`, but not `enable_thinking`; False if jinja2 cannot parse it."""
-    import jinja2.meta
-
-    plain = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template)  # transformers' own tag
-    try:
-        parsed = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(plain)
-        names = jinja2.meta.find_undeclared_variables(parsed)
-    except jinja2.TemplateSyntaxError:  # other tags or filters of the tokenizer's own code
-        return False
-    return "enable_thinking" not in names and not names.isdisjoint(SWITCHES)
+    if template_variables.switches_thinking_elsewise(text):
+        return template_variables.switched(variables)
+    return thinking
 
 
 @functools.lru_cache(maxsize=4)
@@ -284,19 +286,33 @@ def _needs_parts(tokenizer: Any, chat_template: str | None) -> bool:
     return False
 
 
+def with_thinking(variables: Mapping[str, Any], thinking: bool | None) -> dict[str, Any]:
+    """Return a template's variables with the one that switches thinking, unless `thinking` is None."""
+    return dict(variables) if thinking is None else {**variables, template_variables.THINKING: thinking}
+
+
+def _named(chat_template: str | None, origin: str | None) -> str:
+    return origin or ("of the tokenizer" if chat_template is None else "from --chat-template")
+
+
 def _apply(
-    tokenizer: Any, messages: Messages, thinking: bool | None, chat_template: str | None, origin: str | None
+    tokenizer: Any,
+    messages: Messages,
+    thinking: bool | None,
+    chat_template: str | None,
+    variables: Mapping[str, Any],
+    origin: str | None,
 ) -> str:
     import jinja2
 
     if _needs_parts(tokenizer, chat_template):
         texts = ([{"type": "text", "text": m["content"]}] if isinstance(m["content"], str) else None for m in messages)
         messages = [message | ({"content": text} if text else {}) for message, text in zip(messages, texts)]
-    switch = {} if thinking is None else {"enable_thinking": thinking}
-    name = origin or ("of the tokenizer" if chat_template is None else "from --chat-template")
+    given = with_thinking(variables, thinking)
+    name = _named(chat_template, origin)
     try:
         text = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, chat_template=chat_template, **switch
+            messages, tokenize=False, add_generation_prompt=True, chat_template=chat_template, **given
         )
     except jinja2.TemplateSyntaxError as error:
         raise UserError(f"chat template {name}, line {error.lineno}: {error.message}.") from None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvbench.errors import UserError, counted, quote
@@ -21,9 +21,9 @@ THOUGHT = f"<think>\nA thought.\n</think>\n\n{ANSWER}"
 class ModelReader:
     """The tokenizer, chat template and context length of a model, as a `kvbench.task.Reader`.
 
-    chat: whether prompts use the chat template. template: a chat template in place of the tokenizer's. origin: where
-    the template comes from, for messages. vision: the image processor; None if the model reads text only, or no
-    question has images.
+    chat: whether prompts use the chat template. template: a chat template in place of the tokenizer's. variables: the
+    template's variables that the user sets. origin: where the template comes from, for messages. vision: the image
+    processor; None if the model reads text only, or no question has images.
     """
 
     tokenizer: Any
@@ -31,6 +31,7 @@ class ModelReader:
     context: int
     chat: bool
     template: str | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
     origin: str | None = None
     vision: Vision | None = None
 
@@ -57,6 +58,7 @@ class ModelReader:
             chat=self.chat,
             thinking=thinking,
             chat_template=self.template,
+            variables=self.variables,
             origin=self.origin,
             answers=answers,
         )

@@ -163,6 +163,15 @@ def test_a_template_file_and_the_thinking_switch(tmp_path):
         assert model.apply_chat_template([{"role": "user", "content": "Hi"}]) == f"Hi {thinking}"
 
 
+def test_a_variable_of_the_template(tmp_path):
+    file = tmp_path / "t.jinja"
+    file.write_text("{{ messages[0].content }} {{ reasoning_effort }}")
+    model = KVBenchLM(model="tiny", chat_template=str(file), template_option="reasoning_effort=high")
+    assert model.apply_chat_template([{"role": "user", "content": "Hi"}]) == "Hi high"
+    with pytest.raises(UserError, match="does not read this variable"):
+        KVBenchLM(model="tiny", chat_template=str(file), template_option="x=1").chat_template(True)
+
+
 def test_rendered_prompts_get_no_start_token_of_the_tokenizers(full, monkeypatch):
     asked = []
     monkeypatch.setattr(full, "_templated", False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.chat_templates import CHANNELS, OPEN, OTHER, PLAIN, STRIPS, SWITCH, doc, tokenizer
 
 from kvbench.errors import UserError
 from kvbench.task import Doc, Turn
@@ -18,41 +19,6 @@ from kvbench.taskkit.prompts import (
     template_text,
     uses_chat,
 )
-
-SWITCH = (  # the shape of Qwen3's template
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}<|assistant|>\n"
-    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
-)
-# the shape of R1 distills
-OPEN = "<s>{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]<think>\n"
-PLAIN = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
-
-# the shape of Granite 3.3's: another variable switches thinking on
-OTHER = "{% if thinking %}Write <think></think> first.{% endif %}" + PLAIN
-# the shape of GPT-OSS's: channels, no tags
-CHANNELS = "{% for m in messages %}[{{ m.role }}]{{ m.thinking }}{{ m.content }}{% endfor %}[assistant]"
-# the shape of the first R1's: answers of earlier turns lose their thinking, nothing opens a block
-STRIPS = (
-    "{% for m in messages %}[{{ m.role }}]{{ m.content.split('</think>')[-1] }}{% endfor %}"
-    "{% generation %}[assistant]{% endgeneration %}"
-)
-
-
-def tokenizer(template: str | None):
-    """Bytes as tokens, and a start token that is added to raw text, as Llama's tokenizers do."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-    from transformers import PreTrainedTokenizerFast
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    core = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(["<s>", *alphabet])}, merges=[]))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    core.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    return PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", chat_template=template, name_or_path="org/x")
-
-
-def doc(**turn) -> Doc:
-    return Doc(doc_id="q", turns=(Turn(**{"question": "1+1?", **turn}),), reference="2")
 
 
 def test_styles_hold_the_problem_once_and_the_published_wording():
