@@ -108,7 +108,9 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """The result of scoring one sample. If the sample cannot be scored, `value` is None, never 0, and `note` says why.
+    """The result of scoring one sample. `value`, `strict` and `partial` are numbers from 0 to 1.
+
+    If the sample cannot be scored, `value` is None, never 0, and `note` says why.
 
     `status` is then the status of the sample's row: grader_error, judge_error, sandbox_error or unscored. "unscored"
     means that scoring did not take place. For example, the user gave no judge, or the judge compares answers and the
@@ -218,6 +220,7 @@ class Task(ABC):
     manifest: ClassVar[Manifest | None] = None  # the data that the task needs; None: it generates its own
     prompt_styles: ClassVar[tuple[str, ...]] = ("default",)  # names accepted by --prompt-style, the default first
     variants: ClassVar[tuple[str, ...]] = ()  # values of V in ``name/V``; ``name`` alone: the first, or all if `group`
+    endless: ClassVar[bool] = False  # whether `docs` makes as many questions as --limit says, even more than `size`
     group: ClassVar[bool] = False  # whether ``name`` alone means every variant
     lengths: ClassVar[tuple[int, ...]] = ()  # tokens, as in ``name@8k``: the default first; others work too
     averages: ClassVar[Mapping[str, Mapping[str, float]]] = {}  # printed below a group: name -> {variant: weight}
@@ -256,7 +259,7 @@ class Task(ABC):
         return 40.0
 
     def size(self) -> int | None:
-        """Return the number of documents if it is known without loading data, else None."""
+        """Return the number of documents without --limit if it is known without loading data, else None."""
         return self.manifest.rows if self.manifest else None
 
     @property

@@ -74,6 +74,7 @@ class Leak(Task):
     summary = "64 confidential system prompts of four instructions, each attacked and each put to use"
     variants = ("defence-first", "defence-last")
     cheap_score = True
+    endless = True
 
     def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
         return [self._doc(n // 2, attack=n % 2 == 0) for n in range(2 * PROMPTS if limit is None else limit)]

@@ -41,6 +41,7 @@ class NeedleInAHaystack(Task):
     variants = tuple(KINDS)
     lengths = (1024, 2048, 4096, 8192, 16384, 32768)
     cheap_score = True
+    endless = True
 
     @property
     def manifest(self) -> Manifest | None:  # type: ignore[override]  # the data of the haystack, if any

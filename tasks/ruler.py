@@ -38,6 +38,7 @@ class Ruler(Task):
     lengths = LENGTHS
     averages: ClassVar[Mapping[str, Mapping[str, float]]] = {"mean of 13": dict.fromkeys(SUBTASKS, 1.0)}
     cheap_score = True
+    endless = True
 
     @property
     def family(self) -> Family:

@@ -57,6 +57,7 @@ class VisualNeedle(Task):
     variants = tuple(VARIANTS)
     headline = "score_partial"
     cheap_score = True
+    endless = True
 
     def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
         return [self._doc(number) for number in range(QUESTIONS if limit is None else limit)]
@@ -83,8 +84,8 @@ class VisualNeedle(Task):
             aux={"no_answer": said.count(None) / len(said), **{f"right_{n}": r for n, r in enumerate(right, 1)}},
         )
 
-    def size(self) -> None:
-        """Return None, because the number of questions is chosen by --limit; without --limit it is `QUESTIONS`."""
+    def size(self) -> int:
+        return QUESTIONS
 
     def _doc(self, seed: int) -> Doc:
         knobs, draw = VARIANTS[self.variant], Draw("vneedle", self.variant, seed)

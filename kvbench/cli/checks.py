@@ -20,7 +20,7 @@ from kvbench.runner.workload import load_task
 from kvbench.sources import adapters, models, vocabulary
 from kvbench.sources.models import ModelInfo
 from kvbench.task import GenSpec, Task
-from kvbench.taskkit import prompts
+from kvbench.taskkit import prompts, template_variables
 from kvbench.taskkit.names import LM_EVAL
 
 
@@ -39,6 +39,8 @@ def check(config: RunConfig, model: ModelInfo | None, problems: Problems, *, dup
             )
     with problems.collect():
         adapters.find(config.adapter)
+    with problems.collect():
+        template_variables.parse(config.template_option)
     _check_budgets(config, context, (model and model.group) or 1, problems)
     with problems.collect():
         _check_data(config, problems)
@@ -138,7 +140,7 @@ def _check_data(config: RunConfig, problems: Problems) -> None:
 def _check_task(config: RunConfig, task: Task, model: ModelInfo | None, problems: Problems, duplicates: bool) -> None:
     spec = task.gen(model.model_type if model else "")
     limit, size = config.limit_for(task.name), task.size()
-    if limit is not None and size is not None and limit > size:
+    if limit is not None and size is not None and limit > size and not task.endless:
         problems.warn(f"task {quote(task.name)} has {counted(size, 'question')}; --limit {limit} has no effect.")
     with problems.collect():
         samples = config.samples or spec.n

@@ -163,15 +163,16 @@ def _beside(group: Group, table: TaskTable) -> PublishedTable:
     return PublishedTable(table, lines, [printed for printed in every if id(printed) not in shown])
 
 
-def _size(task: str) -> int | None:
-    """Return the number of questions of a task; None if it is unknown."""
+def _size(task: str) -> float | None:
+    """Return the number of questions of a task; infinity if the task makes any number; None if it is unknown."""
     try:
-        return get_task(task).size()
+        known = get_task(task)
     except KVBenchError:
         return None
+    return math.inf if known.endless else known.size()
 
 
-def _error(cell: ScoreCell, size: int | None) -> float:
+def _error(cell: ScoreCell, size: float | None) -> float:
     whole = size is None or cell.score.questions >= size
     return _positive(cell.score.se_fixed if whole else cell.score.se)
 

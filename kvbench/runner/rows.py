@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from kvbench.runner.cell import CellPlan
 
 MEASURED = tuple(f.name for f in fields(Usage) if f.name not in ("prompt_tokens", "output_tokens", "budget_entries"))
+ROUNDING = 1e-9  # by which a computed score may exceed 0 or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +95,12 @@ def scored(score: Score) -> dict[str, Any]:
     """Return the row's columns that depend on the score.
 
     If the score has no value, all these columns are null except status, note and the scorer's facts. If a scorer
-    returned something that is no number, such as NaN, the status is "grader_error".
+    returned something other than a number from 0 to 1, such as NaN or 85, the status is "grader_error".
     """
-    numbers = {"value": score.value, "strict": score.strict, "partial": score.partial}
-    if wrong := [name for name, value in numbers.items() if value is not None and not _is_number(value)]:
-        note = f"the scorer's {wrong[0]} is {quote(numbers[wrong[0]])}, not a finite number"
+    given = {"value": score.value, "strict": score.strict, "partial": score.partial}
+    shares = {name: _share(value) for name, value in given.items()}
+    if wrong := [name for name, value in given.items() if value is not None and shares[name] is None]:
+        note = f"the scorer's {wrong[0]} is {quote(given[wrong[0]])}, not a number from 0 to 1"
         score = Score(value=None, note=note, facts=score.facts)
     shown = score if score.value is not None else Score(value=None)
     aux = dict(shown.aux)
@@ -108,23 +109,28 @@ def scored(score: Score) -> dict[str, Any]:
         "status": OK if score.value is not None else score.status,
         "note": score.note or None,
         "extracted": shown.extracted,
-        "score": None if shown.value is None else float(shown.value),
-        "score_strict": None if shown.strict is None else float(shown.strict),
-        "score_partial": None if shown.partial is None else float(shown.partial),
+        "score": _share(shown.value),
+        "score_strict": _share(shown.strict),
+        "score_partial": _share(shown.partial),
         "aux": aux or None,
         "no_answer": None if no_answer is None else float(no_answer) >= 1,  # below 1 it is a share of turns
         **score.facts,
     }
 
 
-def _is_number(value: object) -> bool:
-    """Return whether a scorer's value is a finite number; True and False count as 1 and 0, a text never."""
-    if isinstance(value, (str, bytes)):
-        return False
+def _share(value: object) -> float | None:
+    """Return a scorer's value as a number from 0 to 1; None for any other value.
+
+    True and False count as 1 and 0, a text is never a number. A value that exceeds the range by a rounding error, such
+    as a mean of 1.0000000000000002, counts as its end.
+    """
+    if value is None or isinstance(value, (str, bytes)):
+        return None
     try:
-        return math.isfinite(float(value))  # type: ignore[arg-type]
+        number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
-        return False
+        return None
+    return min(1.0, max(0.0, number)) if -ROUNDING <= number <= 1 + ROUNDING else None
 
 
 def _usage(usage: Usage, limit: float) -> dict[str, Any]:

@@ -29,6 +29,7 @@ class SyntheticTask(Task):
     suite = "synthetic"
     headline = "score_partial"
     cheap_score = True
+    endless = True
 
     @property
     def definition(self) -> variants.Variant:
@@ -44,8 +45,8 @@ class SyntheticTask(Task):
         exact, partial, answer = self.definition.score(self.definition.generate(doc.meta["seed"]), output.text)
         return Score(value=exact, partial=partial, extracted=answer, aux={"no_answer": float(answer is None)})
 
-    def size(self) -> None:
-        """Return None, because the number of questions is chosen by --limit; without --limit it is `PROBLEMS`."""
+    def size(self) -> int:
+        return PROBLEMS
 
     def floor(self, budget: int, interval: int) -> float:
         return variants.floor(self.definition.knobs, budget, interval)

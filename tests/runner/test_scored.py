@@ -11,7 +11,10 @@ from kvbench.runner.rows import scored
 from kvbench.task import Score
 
 
-@pytest.mark.parametrize(("value", "number"), [(True, 1.0), (False, 0.0), (np.float32(0.5), 0.5), (1, 1.0)])
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [(True, 1.0), (False, 0.0), (np.float32(0.5), 0.5), (1, 1.0), (1 + 2**-52, 1.0), (-1e-17, 0.0)],
+)
 def test_numbers_of_other_types(value: float, number: float) -> None:
     row = scored(Score(value=value, strict=value, partial=value))
     assert row["status"] == "ok"
@@ -19,9 +22,9 @@ def test_numbers_of_other_types(value: float, number: float) -> None:
     assert type(row["score"]) is float
 
 
-@pytest.mark.parametrize("wrong", [math.nan, math.inf, "1.0", [1.0]], ids=str)
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, "1.0", [1.0], 85, 1.01, -0.1], ids=str)
 @pytest.mark.parametrize("field", ["value", "strict", "partial"])
-def test_what_is_no_number(wrong: object, field: str) -> None:
+def test_a_value_that_is_no_score(wrong: object, field: str) -> None:
     row = scored(Score(**{"value": 1.0, field: wrong}))  # type: ignore[arg-type]
     assert (row["status"], row["score"], row["score_partial"]) == ("grader_error", None, None)
     assert f"the scorer's {field} is" in row["note"]

@@ -57,7 +57,7 @@ def test_number_of_problems():
     assert len({doc.doc_id for doc in docs}) == len({doc.turns[0].user for doc in docs}) == 128
     assert task.docs(data, limit=3) == docs[:3]
     assert len(task.docs(data, limit=200)) == 200
-    assert task.size() is None
+    assert task.size() == 128
     assert data.used == {}
 
 

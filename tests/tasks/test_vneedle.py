@@ -108,7 +108,7 @@ def test_questions_are_fixed_and_differ(name: str):
 def test_number_of_questions():
     task = get_task("vneedle/grid-3")
     assert len(task.docs(Data(env={}))) == 128
-    assert task.size() is None
+    assert task.size() == 128
     spec = task.gen("qwen3_vl")
     assert (spec.n, spec.temperature, spec.thinking, spec.chat) == (1, 0.0, False, True)
 
