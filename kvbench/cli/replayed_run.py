@@ -58,9 +58,11 @@ def of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | N
 
 
 def _again(typed: dict[str, Any]) -> Gathered:
-    """Return the settings that `continued` takes from the user instead of the run's record: files that only the user
-    may name, from the command line or the environment, and the new folder of a moved model, from the command line.
-    typed: the options that the user typed, by name."""
+    """Return the settings that `continued` takes from the user instead of the run's record.
+
+    These are the files that only the user may name (by a flag or an environment variable), and the new folder of a
+    moved model (by a flag). typed: the options that the user typed, by name.
+    """
     given = gather({key: typed[key] for key in (*FILES, "model")}, os.environ)
     return Gathered([], {key: found for key, found in given.variables.items() if key in FILES}, given.flags)
 

@@ -2,8 +2,8 @@
 
 While the engine runs, `KeptHistory` logs the entries that every eviction kept. Afterwards one dense forward pass reads
 the whole sequence, with a mask per layer and head that is built from the log. Its logits must equal the engine's within
-rounding. The reference shares no cache code with the engine, so it catches errors of position, RoPE, compaction, GQA
-grouping and off-by-one.
+rounding. The reference shares no cache code with the engine, so it catches off-by-one errors, and errors of
+position, RoPE, compaction and GQA grouping.
 """
 
 from __future__ import annotations

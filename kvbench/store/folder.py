@@ -195,7 +195,7 @@ def _there(out: str | Path) -> Path:
             if part.is_symlink():
                 raise UserError(f"--out {quote(out)} leads through a broken link; give a folder.") from None
         except (OSError, ValueError) as error:
-            raise UserError(f"--out {quote(out)} cannot be a folder ({_why(error)}); give another folder.") from None
+            raise UserError(f"--out {quote(out)} cannot be used ({_why(error)}); give another folder.") from None
         else:
             if not stat.S_ISDIR(kind):
                 raise UserError(f"--out {quote(part)} is a file; give a folder.")

@@ -79,7 +79,7 @@ class Vision:
         return Picture(image=image, sha256=pixels.sha256, width=width, height=height, tokens=tokens)
 
     def added(self, turns: Iterable[Turn]) -> int:
-        """Return how many tokens the images of these turns add to the tokens of their text."""
+        """Return how many tokens, at most, the images of these turns add to the tokens of their text."""
         return sum(picture.tokens + sum(map(len, self.around)) for picture in self.pictures(turns))
 
     def expand(self, ids: Sequence[int], pictures: Sequence[Picture]) -> tuple[list[int], Images | None]:

@@ -166,9 +166,10 @@ def _answered(
     if not items or not test:
         which = f"{len(questions)} questions" if not items else f"first {len(held_out)} questions (which are held out)"
         reasons = ", ".join(f"{count} {why}" for why, count in dropped.items())
+        too = ", also of the held-out questions" if ask_held_out else ""
         where = f" See the answers in {quote(out / ANSWERS)}." if generated else ""
         raise UserError(
-            f"no answer to the {which} can be used for training. Of all answers, {reasons}.{where} Give other "
+            f"no answer to the {which} can be used for training. Dropped answers{too}: {reasons}.{where} Give other "
             "questions with --data, or other settings with --opt."
         )
     return items, test

@@ -50,7 +50,7 @@ class Processes:
         return slice(self.rank * size, (self.rank + 1) * size)
 
     def part(self, size: int, rank: int | None = None) -> slice:
-        """Return the slice of `size` numbers that belongs to the process `rank`; None: this process.
+        """Divide `size` numbers among the processes; return the slice of the process `rank` (None: this process).
 
         The slices follow each other in the order of the ranks; their lengths differ by at most 1.
         """

@@ -219,7 +219,7 @@ def test_choices_among_answers_ask_nothing_again(tmp_path, prepare, engines):
     assert long.recipe.traces == [t for t in first.recipe.traces if len(t.answer) >= least]
     assert len(long.recipe.traces) < len(first.recipe.traces)
     with pytest.raises(
-        UserError, match=f"questions can be used for training. Of all answers, .* shorter than {longest + 1} tok"
+        UserError, match=f"questions can be used for training. Dropped answers.* shorter than {longest + 1} tok"
     ):
         prepare(tmp_path, min_tokens=longest + 1)
     assert len(engines) == 1
@@ -232,7 +232,7 @@ def test_unfinished_answers_are_dropped_where_asked(tmp_path, prepare, engines):
     data.write_text("".join(json.dumps(row) + "\n" for row in ASKED))
     assert len(prepare(tmp_path / "out", data, max_tokens=2).recipe.traces) == 3
     assert {row["ended"] for row in lines(tmp_path / "out")[1:]} == {False}
-    with pytest.raises(UserError, match="Of all answers, 5 unfinished"):
+    with pytest.raises(UserError, match=r"Dropped answers.*: 5 unfinished"):
         prepare(tmp_path / "out", data, max_tokens=2, unfinished="drop")
     assert len(engines) == 1
 

@@ -48,7 +48,7 @@ def test_the_first_questions_are_held_out(prepared):
 def test_nothing_right_is_nothing_to_learn(prepared, name):
     with pytest.raises(
         UserError,
-        match=r"no answer to the 4 questions can be used for training\. Of all answers, 6 wrong\. "
+        match=r"no answer to the 4 questions can be used for training\. Dropped answers.*: 6 wrong\. "
         r"See the answers in '.*answers\.jsonl'",
     ):
         prepared(name, [row | {"answer": "seven"} for row in ASKED])

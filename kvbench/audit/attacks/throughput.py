@@ -16,7 +16,7 @@ _PROGRAM = "a, b = map(int, input().split())\nprint(a + b)\n"
 
 
 def measure(tier: Tier, programs: int = PROGRAMS, tests: int = TESTS) -> dict[str, Any]:
-    """Measure two times in seconds: of grading `programs` programs, and of grading one program on `tests` tests.
+    """Measure how many seconds it takes to grade `programs` programs, and to grade one program on `tests` tests.
 
     Returns a dictionary with both times, the name of the tier, and the numbers of workers, programs and tests. The
     programs have one test each; every CPU core grades one program at a time. Raises BoxError if the sandbox fails, and

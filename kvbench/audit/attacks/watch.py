@@ -49,8 +49,8 @@ class _Process:
 def adopting_orphans() -> Iterator[None]:
     """Within the block, the kernel gives this process all descendants whose parent has ended; `survivors` finds them.
 
-    After the block, the kernel gives such descendants to the same process as before the block. Otherwise each of them
-    would become a zombie when it ends, because this process waits for none of them.
+    After the block, the setting is as before. If the kernel went on giving such descendants to this process, each of
+    them would become a zombie when it ends, because this process waits for none of them.
     """
     prctl, set_child_subreaper, get_child_subreaper = ctypes.CDLL(None).prctl, 36, 37
     before = ctypes.c_int()

@@ -168,9 +168,9 @@ def _cycle_through_00(n_lines: int, draw: Draw) -> tuple[list[int], list[int]]:
 def score(problem: Problem, output: str) -> Score:
     """Return the scores of an output.
 
-    exact: 1 if the output has as many steps as the solution, and the same text after them. partial: the share of steps
-    before the first error. A walk with wrong steps may by chance have the right number of steps, so `exact` has a
-    chance level of 0.01 to 0.05; `partial` has none.
+    exact: 1 if the output has as many steps as the solution and then ends with the same text; the steps themselves are
+    not compared. So a walk with wrong steps may score 1 by chance, with a probability of 0.01 to 0.05. partial: the
+    share of steps before the first error.
     """
     text = said(output)
     head, stopped, rest = text.partition(" Answer")

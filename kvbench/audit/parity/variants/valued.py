@@ -19,7 +19,7 @@ def _lagkv_kvpress(case: Case) -> list[CasePlan]:
     sinks, lag, rest = h["n_sink"], h["lag_size"], case.seen[0] - h["n_sink"]
     if budget < sinks + lag + (rest % lag if rest >= 2 * lag else 0):
         raise NotCoveredError(
-            "the budget is below sinks plus tail, of which kvpress keeps arbitrary entries; kvbench refuses the budget"
+            "the budget is below sinks plus tail: kvpress keeps an arbitrary part of them, kvbench refuses it"
         )
     options = {"sinks": h["n_sink"], "lag": h["lag_size"], "cross": h["cross_scoring"]}
     return [CasePlan(method="lagkv", options=options, budget=budget)]
