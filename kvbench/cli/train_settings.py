@@ -74,7 +74,7 @@ def command_line(
     flags = {"model": model, "preset": more["preset"], "data": data and short_name(data)} | prompting.settings()
     flags["continue_from"] = continue_from and Path(continue_from).name
     thinking = {None: "", True: " --thinking", False: " --no-thinking"}[flags.pop("thinking", None)]
-    flags |= {"samples": more["samples"], "steps": settings.steps, "lr": f"{settings.lr:g}", "batch": settings.batch}
+    flags |= {"samples": more["samples"], "steps": settings.steps, "lr": repr(settings.lr), "batch": settings.batch}
     flags |= {"seed": settings.seed}
     code = [("plugin", Path(path).name) for path in plugins]
     given = [(name, value) for name, value in (*code, *flags.items()) if value is not None]

@@ -18,7 +18,7 @@ import torch
 from kvbench import registry
 from kvbench.engine.meta import Answers
 from kvbench.engine.model.load import LoadedModel
-from kvbench.errors import UserError
+from kvbench.errors import UserError, counted
 from kvbench.eviction.learned import Shapes
 from kvbench.train.foresight_moments import Moments
 from kvbench.train.foresight_states import FEATURES, WITHIN, Evictions
@@ -111,6 +111,7 @@ class ScorerRecipe(TraceRecipe):
         if more.get("long"):
             self._of_long = evictions(more["long_budget"], more["long_interval"])
         self.traces, self.test = self._evicted(self.traces), self._evicted(self.test)
+        self.too_short = len(given) - len(self.traces) - len(self.test)
 
     def evictions_of(self, trace: Trace) -> Evictions:
         """Return the `Evictions` that reads this trace.
@@ -146,6 +147,10 @@ class ScorerRecipe(TraceRecipe):
             return length - recent if length > budget else min(interval, length)
 
         return Answers(number=budget, marked=marked)
+
+    def about_data(self) -> list[str]:
+        short = f"left out: {counted(self.too_short, 'answer')} too short for an eviction"
+        return [f"{short}; {len(self.traces)} train, {len(self.test)} are held out."] if self.too_short else []
 
     def _evicted(self, traces: Sequence[Trace]) -> list[Trace]:
         """Return the traces that are long enough for an eviction. Raises UserError when none is."""

@@ -30,6 +30,7 @@ from kvbench.eviction.api import Method
 from kvbench.eviction.options import check_budget
 from kvbench.records import Request, Sampling
 from kvbench.sources.adapters import MERGE
+from kvbench.sources.quantised import form_of
 from kvbench.train import lora
 from kvbench.train.generation_memory import Generation
 from kvbench.train.recipe import Recipe, Settings, check_choices, check_least, drawing
@@ -64,7 +65,10 @@ class SparseRecipe(Recipe):
         self.interval, self.micro, self.slots = int(more["interval"]), int(more["micro"]), int(more["slots"])
         self.temperature = float(more[self.softness])
         dtype = DTYPES[more["precision"]]
-        loaded.model.to(dtype).requires_grad_(True)
+        for parameter in loaded.model.parameters():
+            # Buffers keep their type: RoPE's frequencies, rounded to bfloat16, would move distant positions.
+            parameter.data = parameter.data.to(dtype)
+            parameter.requires_grad_(True)
         self.adapter = lora.Lora(loaded.model, more, settings.seed) if more["lora"] else None
         self.loaded, self.test = replace(loaded, dtype=dtype), test
         self.again = recomputes(loaded.model, more["recompute"])
@@ -87,8 +91,16 @@ class SparseRecipe(Recipe):
                 f"method {name} cannot be used in this training, because it is an oracle or evicts without a budget. "
                 "Give another method with --opt method=NAME."
             )
+        if (form := form_of(loaded.model.config.to_dict())) is not None and form.kept:
+            raise UserError(
+                f"the model's weights stay quantised ({form.name}), and {cls.name} cannot train them. Give the model's "
+                "unquantised repository with --model."
+            )
         lora.check(loaded.model, method, more)
-        check_budget(str(more["method"]), method, int(more["budget"]) if method.takes_budget else None)
+        budget = int(more["budget"]) if method.takes_budget else None
+        check_budget(str(more["method"]), method, budget, word="--opt budget")
+        if (needed := method.weights()) is not None:
+            read_card(find(needed, loaded.folder))
         try:
             loaded.model.generation_config.validate(strict=True)
         except ValueError as error:

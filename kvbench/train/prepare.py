@@ -35,11 +35,13 @@ ANSWERS = "answers.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A recipe that is ready to train and has its data, and the loaded model with the revision of its files."""
+    """A recipe that is ready to train and has its data; the loaded model with the revision of its files; and notes to
+    the user on the data."""
 
     recipe: Recipe
     loaded: LoadedModel
     revision: str | None
+    notes: list[str]
 
 
 def prepare(
@@ -73,6 +75,8 @@ def prepare(
         on_answer: called with the number of answers so far.
     """
     entry, prompting = entry_of(name), prompting or Prompting()
+    with joined() as processes:
+        processes.share(batch)  # refuse a batch that they cannot share before the model answers questions
     check_choices(options, **CHOICES)
     collection = Collection.of(options)
     make = recipe_class(name)
@@ -87,6 +91,7 @@ def prepare(
     make.check(loaded, options)
     initial = origin.load(loaded) if origin is not None else None  # raises if they were made for another model
     about = place.name if place is not None else ", ".join(entry.tasks) or source(loaded)
+    notes: list[str] = []
     items: Sequence[Question | Trace | Example]
     test: Sequence[Question | Trace | Example]
     if entry.learns_from == "examples":
@@ -113,9 +118,10 @@ def prepare(
             asked["data"], asked["dtype"] = about, str(loaded.dtype).removeprefix("torch.")
             asked |= {"samples": samples, "held_out": entry.held_out, "seed": seed}
             asked |= collection.asked() | prompting.settings()
-            items, test = _answered(entry, loaded, questions, held_out, collection, asked, out, on_answer)
+            items, test, notes = _answered(entry, loaded, questions, held_out, collection, asked, out, on_answer)
     data_hash = _hash([_identity(item) for item in (*items, *test)])
     more = dict(options) | {"data": about, "samples": samples, "data_sha256": data_hash} | prompting.settings()
+    more["dtype"] = str(loaded.dtype).removeprefix("torch.")  # "auto" differs between machines
     if (plugin := hash_of(name, "recipe")) is not None:  # another version of the plug-in may train differently
         more["plugin_sha256"] = plugin
     if origin is not None:
@@ -124,7 +130,7 @@ def prepare(
     recipe = make(loaded, settings, items, test)
     if initial is not None:
         recipe.continue_from(initial)
-    return Ready(recipe, loaded, revision)
+    return Ready(recipe, loaded, revision, notes + recipe.about_data())
 
 
 def _answered(
@@ -136,9 +142,9 @@ def _answered(
     asked: dict[str, Any],
     out: Path,
     on_answer: Callable[[int], None] | None,
-) -> tuple[list[Trace], Sequence[Question | Trace]]:
-    """Let the model answer the questions that have no given answer; return the usable answers to train on, and the
-    held-out data.
+) -> tuple[list[Trace], Sequence[Question | Trace], list[str]]:
+    """Let the model answer the questions that have no given answer; return the usable answers to train on, the
+    held-out data, and a note on the dropped answers, if there are any.
 
     The held-out data are answers or, if the recipe is tested on questions, the questions themselves, which are not
     answered here. asked: all settings that the answers depend on, except the questions. Raises UserError if no answer
@@ -163,16 +169,17 @@ def _answered(
     names = {q.name for q in held_out}
     items = [trace for trace in traces if trace.name not in names]
     test: Sequence[Question | Trace] = [t for t in traces if t.name in names] if ask_held_out else held_out
+    reasons = ", ".join(f"{count} {why}" for why, count in dropped.items())
     if not items or not test:
         which = f"{len(questions)} questions" if not items else f"first {len(held_out)} questions (which are held out)"
-        reasons = ", ".join(f"{count} {why}" for why, count in dropped.items())
         too = ", also of the held-out questions" if ask_held_out else ""
         where = f" See the answers in {quote(out / ANSWERS)}." if generated else ""
         raise UserError(
             f"no answer to the {which} can be used for training. Dropped answers{too}: {reasons}.{where} Give other "
             "questions with --data, or other settings with --opt."
         )
-    return items, test
+    used = f"{len(traces)} of {len(traces) + dropped.total()} answers are used; dropped: {reasons}."
+    return items, test, [used] if dropped else []
 
 
 def _questions(

@@ -119,6 +119,13 @@ class Recipe(ABC):
         """
         return None
 
+    def about_data(self) -> list[str]:
+        """Return notes to the user on the training data, one line each; `prepare` calls it before the first step.
+
+        Raises UserError if there is nothing in the data to learn from.
+        """
+        return []
+
     @classmethod
     def answers(cls, settings: Settings, longest: int) -> Answers:
         """Return the made-up values that code gets when it reads values of a tensor in a rehearsal.

@@ -303,6 +303,15 @@ def test_mistakes(changes, message):
     assert str(error.value).startswith(message)
 
 
+def test_answers_too_short_for_an_eviction_are_told():
+    settings = dataclasses.replace(SETTINGS, more=MORE)
+    budget, long = MORE["budget"], random_traces(2)
+    short = random_traces(1, budget - 8, 3)
+    made = ForesightRecipe(build("llama"), settings, [*long, *short], long)
+    assert made.about_data() == ["left out: 1 answer too short for an eviction; 2 train, 2 are held out."]
+    assert ForesightRecipe(build("llama"), settings, long, long).about_data() == []
+
+
 def test_traces_that_outgrow_the_budget():
     evictions = Evictions(build("llama"), ForesightKV(), budget=24, interval=8, longest=100)
     yes, no = ((25, 2), (24, 10), (20, 10)), ((24, 8), (24, 9), (20, 9), (40, 1))

@@ -264,6 +264,30 @@ def test_the_loss_of_distillation_is_that_of_its_definition(loaded, asked, answe
     assert abs(roomy.loss(0, slice(0, 4))[0].item()) < 1e-6  # nothing is evicted: the teacher's own predictions
 
 
+def test_a_budget_that_no_answer_exceeds_is_refused(loaded, asked, answers):
+    longest = max(len(trace.ids) for trace in answers)
+    roomy = DistillRecipe(copy.deepcopy(loaded), settings(MORE | {"budget": longest}), answers, asked[1])
+    with pytest.raises(UserError, match=f"every prompt with its answer fits into --opt budget={longest}, so nothing"):
+        roomy.about_data()
+    fits = sum(len(trace.ids) < longest for trace in answers)
+    tight = DistillRecipe(copy.deepcopy(loaded), settings(MORE | {"budget": longest - 1}), answers, asked[1])
+    said = f"{fits} of {len(answers)} answers fit into the budget with their prompts; they train nothing."
+    assert tight.about_data() == ([said] if fits else [])
+
+
+def test_weights_of_the_eviction_method_are_missed_before_anything_is_asked():
+    model = build("qwen3")
+    with pytest.raises(UserError, match="method 'foresightkv' needs trained scorer weights"):
+        DistillRecipe.check(model, MORE | {"method": "foresightkv", "budget": 64, "kl_temperature": 1.0})
+
+
+def test_a_model_that_stays_quantised_is_refused():
+    model = build("qwen3")
+    model.model.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    with pytest.raises(UserError, match=r"the model's weights stay quantised \(bitsandbytes\), and gkv-rl cannot"):
+        RLRecipe.check(model, ROLL)
+
+
 def test_an_answer_that_a_batch_has_twice_counts_twice(loaded, asked, answers, monkeypatch):
     """A batch over the end of an epoch may have one again, with others read in between."""
     recipe = DistillRecipe(loaded, settings(MORE | {"budget": 48, "micro": 1}), answers, asked[1])
@@ -362,7 +386,7 @@ def test_the_written_model_is_the_trained_one(loaded, asked, answers, tmp_path):
             "cannot be used in this training, because it is an oracle or evicts without a budget",
         ),
         ({"method": "golden"}, "method 'golden' cannot be used in this training, because it is an oracle"),
-        ({"budget": 4}, "--budget must be at least"),
+        ({"budget": 4}, "--opt budget must be at least"),
         ({"recompute": "maybe"}, "--opt recompute must be one of auto, on, off; got 'maybe'."),
         ({"temperature": 0.0}, "--opt temperature must be above 0; got 0."),
         ({"temperature": float("nan")}, "--opt temperature must be above 0; got nan."),

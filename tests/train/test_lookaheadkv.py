@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from kvbench.methods.lookaheadkv import LookaheadKV
+from support.models import build
 
 from kvbench import tiny
 from kvbench.cli.app import main
@@ -24,7 +25,7 @@ from kvbench.train.data_file import read_questions
 from kvbench.train.loop import train
 from kvbench.train.recipe import Settings
 from kvbench.train.recipes.lookaheadkv import LookaheadRecipe
-from kvbench.train.traces import built_in, collect
+from kvbench.train.traces import Trace, built_in, collect
 
 MORE = {"rows": 4, "rank": 2, "alpha": 8.0, "budget": 32}
 SETTINGS = Settings(steps=12, lr=5e-3, warmup=2, batch=4, more=MORE)
@@ -70,6 +71,22 @@ def test_tokens_before_a_broken_logit_are_no_answer(loaded, monkeypatch):
     questions = built_in(("lookup",), 3, 0, loaded)
     assert collect(loaded, questions, Collection(wrong="keep"), on_drop=dropped.append) == []
     assert dropped == ["failed"] * 3
+
+
+SHORT = [Trace(name="a", prompt=tuple(range(2, 42)), answer=(5, 9, 7))]
+
+
+def test_windows_as_long_as_every_text_hide_nothing():
+    wide = LookaheadRecipe(build("mistral-wide"), SETTINGS, SHORT, SHORT)
+    assert set(wide.held_out()) == {"loss", "hit"}
+    assert len(wide.evicted) == len(wide.loaded.geometry)
+
+
+def test_windows_in_every_layer_leave_nothing_to_evict():
+    narrow = build("mistral-wide")
+    geometry = [dataclasses.replace(layer, window=8) for layer in narrow.geometry]
+    with pytest.raises(UserError, match="every layer of the model has a sliding window"):
+        LookaheadRecipe(dataclasses.replace(narrow, geometry=geometry), SETTINGS, SHORT, SHORT)
 
 
 def test_the_target_is_the_models_own_attention(loaded, traces):

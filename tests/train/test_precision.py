@@ -81,6 +81,19 @@ def test_model_and_teacher_are_bfloat16_and_the_optimiser_float32(trained):
             assert torch.equal(master.bfloat16(), p)
 
 
+def test_the_frequencies_of_rope_are_not_rounded(trained):
+    made, fresh = (
+        trained["bfloat16"][0],
+        dict(load(str(tiny.path()), device="cpu", dtype="bfloat16").model.named_buffers()),
+    )
+    with made.teacher() as teacher:
+        for model in (made.loaded.model, teacher):
+            assert {name: (b.dtype, b.tolist()) for name, b in model.named_buffers()} == {
+                name: (b.dtype, b.tolist()) for name, b in fresh.items()
+            }
+    assert any(not torch.equal(b, b.bfloat16().float()) for b in fresh.values())  # rounding would change some
+
+
 def test_a_bfloat16_training_that_was_stopped_goes_on_to_the_same_losses(trained, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(recipe("bfloat16"), tmp_path, stop_after=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from kvbench.sources import models
 from kvbench.train import prepare as recipes
 from kvbench.train import traces
 from kvbench.train.catalogue import BUILT_IN
+from kvbench.train.processes import Processes
 from kvbench.train.recipe import Recipe
 
 ASKED = [{"question": f"# Facts: cod 3{i}, bow 46,\nAsk: cod?\nThink:"} for i in range(8)]
@@ -52,6 +54,26 @@ def test_nothing_right_is_nothing_to_learn(prepared, name):
         r"See the answers in '.*answers\.jsonl'",
     ):
         prepared(name, [row | {"answer": "seven"} for row in ASKED])
+
+
+def test_dropped_answers_are_told(ready):
+    rows = [row | ({"answer": "seven"} if i in (2, 3) else {}) for i, row in enumerate(ASKED)]
+    made = ready("lookaheadkv", rows)
+    assert (len(made.recipe.traces), len(made.recipe.test)) == (2, 2)
+    assert made.notes == ["4 of 6 answers are used; dropped: 2 wrong."]
+
+
+def test_a_batch_that_processes_cannot_share_is_refused_before_anything_is_asked(ready, monkeypatch):
+    monkeypatch.setattr(recipes, "joined", lambda: nullcontext(Processes(4, 0)))
+    monkeypatch.setattr(recipes, "load", lambda *args, **more: pytest.fail("the model was loaded"))
+    with pytest.raises(UserError, match="a batch of 1 cannot be shared equally by 4 processes"):
+        ready("trimkv", ASKED)
+
+
+def test_a_training_knows_the_type_of_its_numbers(ready):
+    made = ready("lookaheadkv", ASKED)
+    assert made.recipe.settings.more["dtype"] == "float32"
+    assert made.notes == []
 
 
 @pytest.mark.parametrize("name", ["gkv-distill", "gkv-rl"])

@@ -246,6 +246,8 @@ class _Training:
                 continue_from=self.continue_from,
                 on_answer=counter.at,
             )
+        for note in () if quiet else ready.notes:
+            terminal.note(note)
         before = steps_done(self.folder)
         with Counter("steps", ready.recipe.settings.steps, quiet=quiet) as counter:
             counter.cell(f"{name}, continuing after step {before}" if before else name)

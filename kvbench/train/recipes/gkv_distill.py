@@ -64,6 +64,16 @@ class DistillRecipe(SparseRecipe):
                 "method with --opt method=NAME."
             )
 
+    def about_data(self) -> list[str]:
+        whole = 0 if self.budget is None else sum(len(trace.ids) <= self.budget for trace in self.traces)
+        if whole == len(self.traces):
+            raise UserError(
+                f"every prompt with its answer fits into --opt budget={self.budget}, so nothing is evicted and "
+                "there is nothing to train. Give longer questions, or a smaller --opt budget."
+            )
+        each = f"{whole} of {len(self.traces)} answers fit into the budget with their prompts; they train nothing."
+        return [each] if whole else []
+
     def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
         batch = [self.traces[i] for i in self.drawn(step, len(self.traces))]
         mine = batch[share]

@@ -12,7 +12,8 @@ layer and query head:
 Only P and the adapter are trained. The prompt's keys and values depend on neither, so the prompt is read once, without
 a gradient.
 
-Letters of shapes: L layers without a sliding window, Hq query heads, T tokens of the prompt, n keys.
+Letters of shapes: L layers that are evicted (without a sliding window, or with one that holds the longest text), Hq
+query heads, T tokens of the prompt, n keys.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 
 from kvbench.engine.adapter import PROJECTIONS, adapted, projections
+from kvbench.engine.attention.geometry import check_evicts, for_lengths
 from kvbench.engine.attention.grouped import causal_bias
 from kvbench.engine.attention.interface import AttentionCall
 from kvbench.engine.model.load import LoadedModel
@@ -51,6 +53,10 @@ class LookaheadRecipe(TraceRecipe):
 
     def begin(self) -> None:
         more, model = self.settings.more, self.loaded.model
+        longest = max(len(trace.ids) for trace in (*self.traces, *self.test))
+        geometry = for_lengths(self.loaded.geometry, longest)
+        check_evicts(geometry, longest)
+        self.evicted = frozenset(layer.index for layer in geometry if layer.evicts)
         self.rows, self.rank = int(more["rows"]), int(more["rank"])
         generator = torch.Generator().manual_seed(self.settings.seed)
         table = model.get_input_embeddings().weight
@@ -96,7 +102,7 @@ class LookaheadRecipe(TraceRecipe):
         They are the mean attention that the answer's tokens (target) and the learned tokens (guess) pay to the prompt.
         """
         model, prompt = self.loaded.model, len(trace.prompt)
-        past = _Past(prompt)
+        past = _Past(prompt, self.evicted)
         with torch.no_grad():
             forward(model, past, input_ids=torch.tensor([trace.ids], device=self.loaded.device))
         look = _Look(past)
@@ -130,18 +136,18 @@ def adapted_layers(model: Any, places: str) -> dict[str, torch.nn.Linear]:
 class _Past:
     """Computes the attention while the model reads prompt and answer, and records it.
 
-    `keys` has the prompt's keys and values by layer; `shares` has, for each layer, the mean attention of the answer to
-    each token of the prompt.
+    `keys` has the prompt's keys and values by layer; `shares` has, for each layer in `evicted`, the mean attention of
+    the answer to each token of the prompt.
     """
 
-    def __init__(self, prompt: int) -> None:
-        self.prompt = prompt
+    def __init__(self, prompt: int, evicted: frozenset[int]) -> None:
+        self.prompt, self.evicted = prompt, evicted
         self.keys: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.shares: list[torch.Tensor] = []
 
     def __call__(self, call: AttentionCall) -> torch.Tensor:
         self.keys[call.layer] = call.key[:, :, : self.prompt], call.value[:, :, : self.prompt]
-        if call.window is None:
+        if call.layer in self.evicted:
             rows = torch.arange(self.prompt, call.key.shape[2], device=call.key.device)
             paid = _paid(call, call.query[:, :, self.prompt :], call.key, rows)
             self.shares.append(paid[:, :, : self.prompt].mean(1))
@@ -160,7 +166,7 @@ class _Look:
         before, values = self.past.keys[call.layer]
         keys, values = torch.cat([before, call.key], dim=2), torch.cat([values, call.value], dim=2)
         rows = torch.arange(prompt, keys.shape[2], device=keys.device)
-        if call.window is None:
+        if call.layer in self.past.evicted:
             self.shares.append(_paid(call, call.query, keys, rows)[:, :, :prompt].mean(1))
         bias = causal_bias(rows, torch.arange(keys.shape[2], device=keys.device), call.window, call.query.dtype)
         return call.attend(call.query, keys, values, bias[None, None])
