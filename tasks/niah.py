@@ -9,7 +9,8 @@
     niah/essay-paraphrase@8192 the same among the essays
 
 Five needles per depth, each in a haystack that starts at another place in the text (`cluster_id`); --limit 110 gives
-ten per depth. Score: share of the needle's key words in the output. The category is the depth.
+ten per depth. Tests between methods need six or more. Score: share of the needle's key words in the output. The
+category is the depth.
 """
 
 from __future__ import annotations

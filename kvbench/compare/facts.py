@@ -38,6 +38,7 @@ SURROUNDINGS = {
     "dtype": "dtype",
     "attention": "attention",
     "slots": "slots",
+    "decoding": "way of decoding",
     "threads": "threads",
     "processor": "processor",
     "chunk": "prompt tokens read at once",

@@ -112,8 +112,9 @@ def _of_questions(pair: Pair, place: int) -> Iterator[tuple[float, float, float]
     regression only if it is above the bound.
 
     If the budget bounds generated entries on neither side, the bound is infinite, so that a higher peak is never a
-    regression. The entries after an eviction are then those of the prompt. If only base has such a number, and new
-    has a budget, new evicted nothing, and the peak of new is yielded in its place.
+    regression. Some methods then keep every generated token (duo), so that the entries after an eviction grow with the
+    answers: as many entries as the answers in new have more tokens are subtracted from a higher number of new. If only
+    base has such a number, and new has a budget, new evicted nothing, and the peak of new is yielded in its place.
     """
     for name in pair.shared:
         mine, theirs = pair.base.questions[name], pair.new.questions[name]
@@ -124,6 +125,9 @@ def _of_questions(pair: Pair, place: int) -> Iterator[tuple[float, float, float]
             budget = theirs.entries[BOUND] is not None
             if place == AFTER and budget and not bounded and math.isnan(new) and not math.isnan(base):
                 new = _number(theirs.entries[PEAK], math.nan)  # base evicted right after the prompt; new did not
+            if not bounded and new > base:
+                longer = theirs.totals["output_tokens"] - mine.totals["output_tokens"]
+                new = max(base, new - max(0, longer))
             yield base, new, _number(bound, math.inf)
 
 

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbench.errors import UserError, counted, quote
+from kvbench.report.question_conflicts import ALL as ALL  # `load` and the command take it from here
+from kvbench.report.question_conflicts import APART, conflict, run_at, with_several
 from kvbench.report.rows import RUN, Rows, Text
 from kvbench.store.schema import NAMES
 
@@ -52,9 +54,6 @@ OF_QUESTION = {"multi_turn_cache": "reset (images)"}
 # leaves less room for the answer.
 BY_QUESTION = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens")
 ARTEFACTS = "tables, drafts or plug-in"
-ALL = "all"  # value of --group-by that splits rows by everything that differs
-APART = f"--group-by {ALL} makes separate tables."
-EDITED = "The run's table was joined or edited. Report on the runs that its rows came from."
 # Columns whose differences get a note below the table: (column, its name in the note, further columns). The values of
 # the column are compared only between rows that agree in the further columns.
 NOTED = (
@@ -65,6 +64,7 @@ NOTED = (
     ("device", "devices", ()),
     ("method_source", "sources of {method}", ("method",)),
     ("slots", "numbers of slots of {method}", ("method", "options", "budget_share", "budget")),
+    ("decoding", "ways of decoding", ()),
     ("multi_turn_cache", "ways to read later turns", ()),
 )
 NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five"}
@@ -102,7 +102,7 @@ def values_of(rows: Rows, column: str) -> list[Any]:
     run's setting. The result is also [None] for a column in `BY_QUESTION` if the rows of each question agree in it.
     """
     values = [value for value in rows.values(column) if value != OF_QUESTION.get(column)]
-    if column in BY_QUESTION and len(values) > 1 and _with_several(rows, rows.number(column)) is None:
+    if column in BY_QUESTION and len(values) > 1 and with_several(rows, rows.number(column)) is None:
         return [None]
     return values or [None]
 
@@ -136,11 +136,19 @@ def split(rows: Rows, columns: Sequence[str]) -> list[tuple[str, Rows]]:
 
 def split_all(rows: Rows) -> Iterator[tuple[str, Rows]]:
     """Split rows until the rows of each part may share a table. Yield (label, rows) pairs. Rows are split by every
-    setting, version, artefact and judge that differs, and by run if a question had different prompts. `check` still
-    refuses a part in which one run has two prompts of a question."""
-    for label, part in split(rows, [column for column in SAME if values_of(rows, column)[1:]]):
+    setting, version, artefact and judge that differs. They are split by run if a question had different prompts or
+    settings, or a sample has two rows. `check` still refuses a part in which one run alone has such a conflict."""
+    mixed = _mixed_within_a_run(rows)
+    for label, part in split(rows, [c for c in SAME if c not in mixed and values_of(rows, c)[1:]]):
         for further, alike in _split_further(label, part):
-            yield from [(further, alike)] if _two_prompts(alike) is None else _by_run(further, alike)
+            apart = conflict(alike) is not None or any(len(values_of(alike, column)) > 1 for column in BY_QUESTION)
+            yield from _by_run(further, alike) if apart else [(further, alike)]
+
+
+def _mixed_within_a_run(rows: Rows) -> list[str]:
+    """Return the columns of `BY_QUESTION` that have several values within a run, and so do not tell runs apart."""
+    mixed = [column for column in BY_QUESTION if len(rows.values(column)) > 1]
+    return [c for c in mixed if any(len(part.values(c)) > 1 for _, part in _by_run("", rows))]
 
 
 def _by_run(label: str, rows: Rows) -> Iterator[tuple[str, Rows]]:
@@ -153,24 +161,16 @@ def check(rows: Rows) -> None:
     """Raise UserError if the rows may not share a table. The error names what differs, and one or two runs."""
     for column, word in SAME.items():
         if len(values_of(rows, column)) > 1:
-            firsts = [(place, value) for place, value in rows.firsts(column) if value != OF_QUESTION.get(column)]
-            conflicts = [(_run(rows, place), f"{word} {value}") for place, value in firsts[:2]]
+            mine = rows
+            if column in BY_QUESTION and (question := with_several(rows, rows.number(column))) is not None:
+                mine = rows.where(rows.text("doc_id").is_one_of(question))
+            firsts = [(place, value) for place, value in mine.firsts(column) if value != OF_QUESTION.get(column)]
+            conflicts = [(run_at(mine, place), f"{word} {value}") for place, value in firsts[:2]]
             raise _refusal(conflicts, f"--group-by {column} makes separate tables.")
     for difference in differences(rows):
         raise _error(rows, difference)
-    if (question := _two_prompts(rows)) is not None:
-        runs = rows.where(rows.text("doc_id").is_one_of(question))
-        (first, *_), (other, *_) = [(_run(runs, place), value) for place, value in runs.firsts("prompt_sha256")[:2]]
-        where = f"in {first} and {other}" if first != other else f"in {first} alone"
-        raise UserError(
-            f"question {quote(question)} had two different prompts {where} (other data or template); "
-            f"scores are not comparable. {APART if first != other else EDITED}"
-        )
-
-
-def _two_prompts(rows: Rows) -> str | None:
-    """Return the smallest id of a question whose rows have two different prompts; None if there is none."""
-    return _with_several(rows, rows.text("prompt_sha256").codes)
+    if (error := conflict(rows)) is not None:
+        raise error
 
 
 def differences(rows: Rows) -> Iterator[Difference]:
@@ -244,7 +244,7 @@ def _error(rows: Rows, difference: Difference) -> UserError:
     drafts, plug-in) differ, the error names only the artefacts that differ."""
     values = difference.values
     codes = values.present()[:2]
-    runs = [_run(rows, int((values.codes == code).argmax())) for code in codes]
+    runs = [run_at(rows, int((values.codes == code).argmax())) for code in codes]
     if not difference.word.startswith(ARTEFACTS):
         conflicts = [(run, f"{difference.word} {values.names[code]}") for run, code in zip(runs, codes)]
         return _refusal(conflicts, difference.remedy)
@@ -325,25 +325,6 @@ def _counts(rows: Rows, column: str) -> dict[str, int]:
         return {name: int(number) for name, number in zip(text.names, numbers) if number}
     values, numbers = np.unique(rows.number(column), return_counts=True)
     return {f"{value:g}": int(number) for value, number in zip(values, numbers) if value == value}
-
-
-def _with_several(rows: Rows, values: Any) -> str | None:
-    """Return the id of the first question, in order of ids, whose rows differ in `values` (one value per row); None if
-    there is no such question. -1 and NaN do not count as values."""
-    import numpy as np
-
-    questions = rows.text("doc_id")
-    there = (values == values) & (values != -1) if values.dtype.kind == "f" else values >= 0
-    codes, known = questions.codes[there], values[there]
-    first = np.zeros(len(questions.names), dtype=known.dtype)
-    first[codes[::-1]] = known[::-1]
-    torn = np.unique(codes[known != first[codes]])
-    return min((questions.names[code] for code in torn), default=None)
-
-
-def _run(rows: Rows, place: int) -> str:
-    runs = rows.text(RUN)
-    return runs.names[runs.codes[place]]
 
 
 def _joined(*labels: str) -> str:

@@ -175,6 +175,11 @@ def _budget(cell: ScoreCell) -> str:
     return "" if cell.budget is None else label_of(cell.budget)
 
 
+def _named(cell: ScoreCell) -> str:
+    """Return a cell's name in a note: "gkv at 64"; only the method for a cell without a budget."""
+    return f"{cell.method} at {_budget(cell)}" if _budget(cell) else cell.method
+
+
 def _baseline_label(labels: Sequence[str], baseline: str) -> str:
     """Return the label that the baseline has in a table. If `baseline` is the name of a method that was run with other
     options than its defaults, the label has these options. Raises UserError if there are several such labels."""
@@ -250,14 +255,14 @@ def _notes(cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]])
             "Cells have different questions: each score is over the cell's own, differences and shares of the full "
             "cache are over the shared ones only."
         )
-    above = [f"{c.method} at {_budget(c)}" if _budget(c) else c.method for c in cells if _exact_above_partial(c)]
+    above = [_named(c) for c in cells if _exact_above_partial(c)]
     if above:
         notes.append(
             f"Score above partial ({', '.join(above)}): score rates the final answer and partial the steps towards it, "
             "so an answer may be right although its steps are not."
         )
-    idle = (c for c in cells if c.evicts and c.samples + c.unscored and math.isnan(c.entries_after_evict))
-    notes += idle_note(f"{c.method} at {_budget(c)}" for c in idle)
+    idle = [c for c in cells if c.evicts and c.samples + c.unscored and math.isnan(c.entries_after_evict)]
+    notes += idle_note(_named(c) for c in idle)
     notes += _load(cells)
     if any(cell.marked for cell in cells):
         notes.append(UNBOUNDED)

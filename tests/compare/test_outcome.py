@@ -199,6 +199,15 @@ def test_limits_of_a_policy(side, rows) -> None:
     ]  # fmt: skip
 
 
+def test_a_method_that_keeps_every_token_may_hold_more_after_longer_answers(side, rows) -> None:
+    """As duo does: entries grow with answers, but no faster."""
+    scores = drawn(0.5)
+    base = side("a", rows(scores, decode_bounded=False, entries_after_evict=80.0, output_tokens=100))
+    for tokens, entries, code in ((130, 110.0, 0), (100, 110.0, 5), (101, 200.0, 5), (90, 70.0, 0)):
+        changes = {"decode_bounded": False, "entries_after_evict": entries, "output_tokens": tokens, **OTHER}
+        assert compare(base, side(f"b{tokens}", rows(scores, **changes)), NONE).exit_code == code
+
+
 def test_answers_must_be_equal_where_all_that_decides_them_is(side, rows) -> None:
     scores = drawn(0.5)
     new = rows(scores)
@@ -208,7 +217,8 @@ def test_answers_must_be_equal_where_all_that_decides_them_is(side, rows) -> Non
     assert outcome.exit_code == 5
     first = outcome.judged[0].first
     assert (first.question, first.sample, first.character, first.answers) == ("q1", 3, None, 1)
-    for name, changes in {"slots": {"slots": 4}, "source": OTHER, "torch": {"torch_version": "9"}}.items():
+    changed = {"slots": {"slots": 4}, "source": OTHER, "torch": {"torch_version": "9"}}
+    for name, changes in (changed | {"way": {"decoding": "torch compiled"}}).items():
         other = [row | changes for row in new]
         assert compare(side(f"c {name}"[:3] + name, rows(scores)), side("d" + name, other), NONE).exit_code == 0
 

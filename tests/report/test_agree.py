@@ -22,6 +22,7 @@ from kvbench.report.tables import make_tables
 
 SCORES = [1.0, 0.5, 0.25, 1.0]
 OLD = {"kvbench_version": "0.1.0", "torch_version": "2.12.0", "transformers_version": "5.2.0", "device": "cpu"}
+OLD |= {"decoding": "torch"}
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +37,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"kvbench_version": "0.2.0"}, "versions of kvbench", {"0.1.0": 4, "0.2.0": 4}),
         ({"transformers_version": "5.17.0"}, "versions of transformers", {"5.2.0": 4, "5.17.0": 4}),
         ({"device": "NVIDIA H200"}, "devices", {"cpu": 4, "NVIDIA H200": 4}),
+        ({"decoding": "torch compiled"}, "ways of decoding", {"torch": 4, "torch compiled": 4}),
     ],
 )
 def test_f26_a_report_says_which_versions_mix(
@@ -247,3 +249,36 @@ def test_versions_and_judges_are_put_apart_too(make_run: Callable, rows: Callabl
         *(("chain", f"judge gpt-4o-2024-{date}, , single") for date in ("05-13", "08-06")),
         *(("walk", f"gkv version {version}") for version in (1, 2)),
     ]
+
+
+# --- questions
+
+
+def test_one_sample_of_two_answer_keys_counts_once(make_run: Callable, rows: Callable) -> None:
+    """The reference answers were corrected between the runs: other row keys, equal prompts."""
+    other = [row | {"row_key": f"b{i}"} for i, row in enumerate(rows("gkv", 48, [0.0] * 4))]
+    runs = [make_run("r1", rows("gkv", 48, [1.0] * 4)), make_run("r2", other)]
+    with pytest.raises(UserError) as caught:
+        load(runs)
+    assert "r1 and r2 each have an answer of gkv to the same sample of question" in str(caught.value)
+    groups = load(runs, ["all"]).groups
+    assert [group.label for group in groups] == ["run r1", "run r2"]
+    more = [row | {"row_key": f"c{i}", "sample": 1} for i, row in enumerate(rows("gkv", 48, [0.0] * 4))]
+    assert make_tables(load([runs[0], make_run("r3", more)]))[0].cells[0].samples == 8
+
+
+def test_a_row_of_a_sample_that_a_table_has_twice(make_run: Callable, rows: Callable) -> None:
+    twice = [*rows("gkv", 48, SCORES), *[row | {"row_key": f"b{i}"} for i, row in enumerate(rows("gkv", 48, SCORES))]]
+    with pytest.raises(UserError, match=r"r1 alone has two rows with an answer of gkv.* was joined or edited"):
+        load([make_run("r1", twice)])
+
+
+def test_settings_that_vary_by_question_are_compared_by_question(make_run: Callable, rows: Callable) -> None:
+    own = [row | {"temperature": t} for row, t in zip(rows("full", None, SCORES), (0.7, 0.0, 0.7, 0.1))]
+    runs = [make_run("r1", own), make_run("r2", rows("gkv", 48, SCORES, temperature=0.5))]
+    with pytest.raises(UserError, match=r"r1 has temperature 0\.[0-9] and r2 has temperature 0\.5; scores"):
+        load(runs)
+    assert [group.label for group in load(runs, ["all"]).groups] == ["run r1", "run r2"]
+    other = [row | {"row_key": f"b{i}"} for i, row in enumerate(rows("gkv", 48, SCORES, temperature=0.5))]
+    plain = [make_run("p0", rows("gkv", 48, SCORES, temperature=0.0)), make_run("p1", other)]
+    assert [group.label for group in load(plain, ["all"]).groups] == ["temperature 0.0", "temperature 0.5"]

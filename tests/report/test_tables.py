@@ -463,3 +463,9 @@ def test_a_cell_without_answers_has_no_note_on_idle_methods(make_run: Callable, 
     none = [row | {"status": "nan_logits", "score": None, "score_partial": None} for row in idle]
     notes = [" ".join(one(make_run(name, given)).notes) for name, given in (("idle", idle), ("none", none))]
     assert ["These cells evicted nothing" in note for note in notes] == [True, False]
+
+
+def test_a_note_names_an_idle_method_without_a_budget(make_run: Callable, rows: Callable) -> None:
+    idle = [row | {"entries_after_evict": None, "interval": 32} for row in rows("rpc", None, GOOD)]
+    [note] = [note for note in one(make_run("r", idle)).notes if note.startswith("These cells evicted nothing")]
+    assert " at ." not in note

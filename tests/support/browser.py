@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,16 @@ class Browser:
     def complaints(self) -> list[str]:
         """Messages of the console since the last call: errors of scripts, blocked resources, violated policies."""
         return [entry["message"] for entry in self.driver.get_log("browser")]
+
+    def complains_of(self, text: str, seconds: float = 30.0) -> bool:
+        """Wait until a message of the console holds `text`, since messages arrive after the page has loaded; return
+        False if none does within `seconds`."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if any(text in message for message in self.complaints()):
+                return True
+            time.sleep(0.1)
+        return False
 
     def screenshot(self, file: Path, *, whole: bool = False) -> None:
         """The visible part, or the whole page."""

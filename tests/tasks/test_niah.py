@@ -46,6 +46,7 @@ def test_the_grid_with_a_template():
     assert task.docs(Data(env={}), limit=7) == docs[:7]
     more = task.docs(Data(env={}), limit=60)
     assert (more[:55], len({doc.turns for doc in more})) == (docs, 60)
+    assert len({doc.cluster for doc in more}) == 6  # the fewest that a test between methods needs
 
 
 def test_the_sandwich():

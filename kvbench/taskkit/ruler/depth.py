@@ -57,7 +57,7 @@ class Grid:
             question=needle.question,
             answer_prefix=needle.answer_prefix,
             outputs=needle.outputs,
-            cluster=f"hay-{self._start(number)}",
+            cluster=f"hay-{number}",
         )
 
     def _hay(self, number: int, size: int) -> list[str]:

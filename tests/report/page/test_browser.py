@@ -225,7 +225,7 @@ def test_paper_and_a_page_without_its_script(window: Browser, file: Path, tmp_pa
     blocked = tmp_path / "blocked.html"  # another hash: the policy stops the script
     blocked.write_text(file.read_text(encoding="utf-8").replace("sha256-", "sha256-AAAA"), encoding="utf-8")
     window.open(blocked)
-    assert any("Content Security Policy" in text for text in window.complaints())
+    assert window.complains_of("Content Security Policy")
     assert len(shown(window, "#cells tbody tr")) > 20
     assert shown(window, ".picture.light svg")
     assert not shown(window, "form")
