@@ -186,7 +186,7 @@ def _questions(key: Key, rows: Rows, headline: str) -> Iterator[tuple[str, Quest
         if sample in places.setdefault(question or "", {}):
             raise UserError(
                 f"{key.cell}: run {quote(rows.text(RUN).names[rows.text(RUN).codes[place]])} repeats sample {sample} "
-                f"of question {quote(question)}, which BASE or NEW may have only once. Name fewer runs."
+                f"of question {quote(question)}; BASE and NEW may each have a sample only once. Name fewer runs."
             )
         places[question or ""][sample] = place
     for question in sorted(places):

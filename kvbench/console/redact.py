@@ -40,8 +40,8 @@ _ASSIGNMENT = re.compile(rf"""(\b[\w-]*{_NAME}[\w-]*["']?\s*[=:]\s*["']?)([^\s"'
 
 
 def redact_text(text: str) -> str:
-    """Return a text with its secrets hidden, and with ``~`` in place of the path of the home folder. Hidden are
-    recognisable secrets, and values behind names such as ``token=``.
+    """Return a text with ``~`` in place of the path of the home folder, and without recognisable secrets and values
+    behind names such as ``token=``.
     """
     return fold_home(redact_keys(text))
 

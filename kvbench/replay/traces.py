@@ -2,7 +2,7 @@
 an earlier run.
 
 An answer that is generated now covers only the first turn of its question. In both cases an answer depends on task,
-model, sampling settings and seed, but not on the methods with which it is read.
+model, sampling settings and seed, but not on the methods under which it is replayed.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Picture:
     tokens: int
 
     def facts(self, turn: int, at: int | None) -> dict[str, Any]:
-        """Return the facts about the image that a row stores.
+        """Return what a row of results stores about the image.
 
         turn: number of the turn to which the image belongs, from 1. at: the position, in characters, of the image's
         token in the first turn's prompt; None if that prompt does not hold the image.

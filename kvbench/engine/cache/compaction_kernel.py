@@ -121,7 +121,8 @@ def _list(KEEP, FACTS, LISTS, n, places, fewest, TILE: tl.constexpr):  # type: i
 
 @triton.jit
 def _at(place, row, TABLE, width, PAGE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the index, int64, of an entry in the tensors. row: a head's number among all heads of all rows."""
+    """Return the index, int64, at which the tensors hold the entry at `place` of a head. row: the head's number; the
+    heads of all rows are counted in one series."""
     if PAGE:
         return tl.load(TABLE + row * width + place // PAGE).to(tl.int64) * PAGE + place % PAGE
     return row * width + place

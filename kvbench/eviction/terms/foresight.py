@@ -70,10 +70,10 @@ def scorer_inputs(
     cumulative: torch.Tensor,
     decayed: torch.Tensor,
 ) -> list[torch.Tensor]:
-    """Return the parts of the scorer's input, each [b, Hk, N, some of the D numbers], in their order.
+    """Return the scorer's input in parts, in order: keys, values and attention; for "attn", only attention.
 
-    The parts are keys, values (both except for "attn") and attention. Joining them would copy them once more, which
-    takes longer than the network. Places without an entry hold 0.
+    Together the parts [b, Hk, N, ...] hold the D numbers of each entry. Joining keys and values would copy them once
+    more, which takes longer than the network. Places without an entry hold 0.
 
     Args:
         view: must show the values (except for "attn") and the newest 32 queries (except for "released8").
