@@ -68,9 +68,9 @@ class Request:
     """One prompt, and which samples to generate from it. The engine prefills the prompt once for all samples.
 
     `max_new_tokens`: most tokens that a sample generates per turn. `max_tokens`: most tokens that a sample reads and
-    generates in all turns together; None: the prompt's tokens plus `max_new_tokens`. `samples`: which samples of the
-    question to generate, by their numbers, which count from 0. `forced`: a given continuation. The engine reads it
-    instead of drawing tokens, and returns its log-probabilities.
+    generates in all turns together; None: the prompt's tokens plus `max_new_tokens`. `samples`: the numbers of the
+    question's samples to generate, counted from 0. `forced`: a given continuation of the prompt. The engine reads these
+    tokens instead of drawing tokens, and returns their log-probabilities.
     """
 
     task: str

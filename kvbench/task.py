@@ -110,11 +110,11 @@ class Output:
 class Score:
     """The result of scoring one sample. `value`, `strict` and `partial` are numbers from 0 to 1.
 
-    If the sample cannot be scored, `value` is None, never 0, and `note` says why.
+    If the sample cannot be scored, `value` is None, never 0, and `note` says why. The sample's row then has the status
+    that `status` names: grader_error, judge_error, sandbox_error or unscored.
 
-    `status` is then the status of the sample's row: grader_error, judge_error, sandbox_error or unscored. "unscored"
-    means that scoring did not take place. For example, the user gave no judge, or the judge compares answers and the
-    full cache has no answer to the question.
+    "unscored" means that scoring did not take place. For example, the user gave no judge, or the judge compares answers
+    and the full cache has no answer to the question.
     """
 
     value: float | None

@@ -11,9 +11,9 @@ The last w = `window` queries of the prompt attend to all entries. Per KV head, 
 n_j is the norm of criticalkv: mean over the group of |v_j W_O^h|_1. The heads of a layer share its budget (Ada form);
 with level=model (Layer-DefensiveKV) the heads of all layers share one budget. No head is guaranteed a share of it.
 
-Some entries of a head are forced to stay: those with the most mean attention, as long as together they get less than
-the share `mass` minus a bias (below) of the attention to entries before the window. With N entries in the head and
-budget C, at most int((N - w) C / N) - w are forced. Forced entries and the window get the score of the layer's best
+Some entries of a head are forced to stay: those with the most mean attention. Together they get less than a share of
+the attention to the entries before the window; this share is `mass` minus a bias (below). With N entries in the head
+and budget C, at most int((N - w) C / N) - w are forced. Forced entries and the window get the score of the layer's best
 entry.
 
     bias=released  the attention to the w entries before the window, a mean over queries and heads: the released code is

@@ -1,6 +1,6 @@
 """full: the whole cache, without eviction.
 
-The reference for quality, memory and time of all other methods. A method that evicts can still score higher.
+All other methods are compared with it in quality, memory and time. A method that evicts can still score higher.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ paper's score. The mean over a long block hides an entry that a single query nee
 not know the future can therefore do better than golden (docs/replay.md has the figures). A yardstick must not depend on
 the interval, so the default is `max`.
 
-The oracle also knows the future of the newest entries, so here all entries compete; `recent` sets how many of the
-newest stay. In the paper the newest L entries, the tokens since the last eviction, stay, and the C older ones compete
-(C: the budget); if L were at least C, no choice would be left.
+The oracle also knows the future of the newest entries, so here all entries compete; with `recent` above 0, that many of
+the newest always stay. In the paper the newest L entries, the tokens since the last eviction, always stay, and only the
+C older ones compete (C: the budget). With L of at least C, the paper's rule would leave no choice.
 
 golden is greedy and considers attention only, head by head: a strong yardstick, but not an optimum.
 """

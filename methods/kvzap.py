@@ -6,7 +6,7 @@ Each layer has such a network, its surrogate (`kvbench.eviction.terms.surrogate`
 reads the input of the layer's attention. For every KV head it predicts the logarithm of the entry's worth. No attention
 is computed, and the prediction never changes. The newest `recent` tokens always stay.
 
-    strategy=fixed_budget   the best entries stay, of the whole model, of a layer or of a head (`level`)
+    strategy=fixed_budget   the best entries of the whole model, of each layer or of each head (`level`) stay
     strategy=threshold      no budget: at every tick, entries with a score below `threshold` are evicted, except those
                             of the newest `recent` tokens
 

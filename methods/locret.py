@@ -1,11 +1,12 @@
-"""locret: retaining heads predict from a token's hidden state the largest attention logit of an answer's queries to it.
+"""locret: trained retaining heads predict the largest attention logit that an answer's query gives a token.
 
 Paper: Huang et al., Locret: Accelerating Long-Context LLM Inference with Retaining Heads, arXiv 2410.01805.
 
-When a token is read, a retaining head per layer (`kvbench.eviction.terms.retaining`) scores it for every KV head. No
-attention is computed, and a score never changes, so scores from different chunks of a prompt can be compared: the
-method is made for ``--prefill chunked``. The newest `recent` tokens always stay; the others with the highest scores
-fill the budget. Entries of the prompt are evicted; with `decode`, also those of generated tokens.
+Each layer has a retaining head (`kvbench.eviction.terms.retaining`). When a token is read, the head scores the token's
+hidden state for every KV head. No attention is computed, and a score never changes, so scores from different chunks of
+a prompt can be compared: the method is made for ``--prefill chunked``. The newest `recent` tokens always stay; the
+others with the highest scores fill the budget. Entries of the prompt are evicted; with `decode`, also those of
+generated tokens.
 
 Defaults: recent 100, as in the release. `kvbench train locret` trains heads for a model.
 

@@ -2,9 +2,9 @@
 
 Paper: LookaheadKV, arXiv 2603.10899, Algorithm 2.
 
-After the prompt the model reads n learned embeddings from the weights file as if they were further tokens. A low-rank
-adapter acts on these tokens only, so it does not change the prompt's keys and values. The attention of the learned
-tokens ranks the prompt's entries, once:
+The weights file has n learned embeddings. After the prompt the model reads them as if they were further tokens. A
+low-rank adapter acts on these learned tokens only, so it does not change the prompt's keys and values. The attention of
+the learned tokens ranks the prompt's entries, once:
 
     s_j = mean over the n learned tokens of softmax( q . k / sqrt(D) )_j,  over prompt and learned tokens
 

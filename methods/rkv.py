@@ -7,14 +7,14 @@ all keys j of the mean cosine similarity between key j and every other key i. Bu
 recent key j that is similar to it (cosine > threshold), if there is one: in j's mean this similarity counts as 0.
 Defaults: window 8, kernel 7, threshold 0.5, lam 0.1 as in the README (the released class and script have 0.07).
 
-In the paper similarities below the threshold count as 0; the released code, followed here, keeps them, and a key spares
-one at most. `compat=reference` reproduces the rest of the code:
+In the paper similarities below the threshold count as 0. In the released code and here they count in full, and a key
+spares one at most. `compat=reference` reproduces the rest of the code:
 
 - The cache stays in score order, so pooling and "most recent" go by rank.
 - A key without a similar key spares the first entry of the cache.
 - The method also runs when the cache holds exactly its budget.
 
-Not reproduced: the code scores every sequence of a batch with the redundancy of the first.
+Not reproduced: the code scores every sequence of a batch with the redundancy of the first sequence.
 
 `global_score=max|mean|sum` replaces I by the global score of G-KV (`kvbench.eviction.terms.window_vote`), pooled. The
 global score is at most about 1 per entry, but R sums to 1 over a head. So R is divided by its maximum in the head, as

@@ -1,4 +1,4 @@
-"""scope: the prompt and the answer each have a part of the budget and a method that evicts them.
+"""scope: divides the budget between the prompt and the answer, and evicts each of the two by its own method.
 
 Paper: Wu et al., SCOPE: Optimizing Key-Value Cache Compression in Long-context Generation, arXiv 2412.13649.
 

@@ -4,7 +4,7 @@ Paper: VaSE, arXiv 2606.03928.
 
 The newest `window` tokens and the first `sinks` always stay. Of the other entries these stay:
 
-    large   those with the largest range max_d v_jd - min_d v_jd; the option `large` is their number plus the sinks'
+    large   those with the largest range max_d v_jd - min_d v_jd; the option `large` counts them and the sinks
     drawn   as many as the budget still has room for, drawn without replacement with probabilities proportional to a_j
 
 a_j is the attention that the newest `window` queries pay to entry j: softmax over all older entries, mean over queries

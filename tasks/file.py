@@ -92,9 +92,10 @@ class FileTask(Task):
 
 
 def is_mathematics(answer: Any) -> bool:
-    """Return whether a reference answer is a number or LaTeX: text with a digit or backslash but no word ("\\pi").
+    """Return whether a reference answer is a number or LaTeX, such as "\\pi".
 
-    A word is two or more consecutive letters outside LaTeX commands and the braces right after them.
+    A text counts as such if it has a digit or a backslash, and no word. A word is two or more consecutive letters
+    outside LaTeX commands and the braces right after them.
     """
     if not isinstance(answer, str):
         return True
@@ -144,9 +145,10 @@ def _items(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _unseen(items: Iterable[Mapping[str, Any]]) -> Counter[str]:
-    """Return, for each field that the task does not read, how many questions have it.
+    """Return {field: number of questions that have it} for fields that seem to hold a picture, a video or sound.
 
-    Only fields count whose name seems to mean a picture, a video or sound, and which are not empty.
+    Only the name of a field decides what it seems to hold. Empty fields do not count, nor does `images`, which the task
+    reads.
     """
     return Counter(
         name for item in items for name, value in item.items() if value and name != "images" and MEDIA.search(name)

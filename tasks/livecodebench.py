@@ -11,7 +11,8 @@ block counts, so an answer that never ends its thinking block has no program. Th
 accepts drafts in the thinking block, as LiveCodeBench does. Problems in LiveCodeBench's errata count too; the
 additional score `errata` marks them.
 
-kvbench reads the hub's raw files and does not run its loading script. Programs run in `kvbench.scoring.sandbox` only.
+kvbench reads the data set's raw files from the hub, and does not run the data set's loading script. Programs run in
+`kvbench.scoring.sandbox` only.
 """
 
 from __future__ import annotations

@@ -61,9 +61,10 @@ SETS = {
 
 
 def macro(language: str) -> dict[str, float]:
-    """Return the weights of a language's sets in its average, in which all six categories have equal weight.
+    """Return the weight of each set in the average for a language.
 
-    Within a category, all sets have equal weight. Code sets count for both languages. language: "en" or "zh".
+    All six categories have equal weight in the average, and all sets have equal weight within a category. Code sets
+    count for both languages. language: "en" or "zh".
     """
     members = {name: one.category for name, one in SETS.items() if one.language in (language, "code")}
     sizes = list(members.values())

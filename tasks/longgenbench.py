@@ -1,5 +1,5 @@
-"""LongGenBench (Wu et al. 2024, arXiv:2409.02076): write a diary, a menu, a tower or a city of many numbered entries;
-given events must stand in given entries.
+"""LongGenBench (Wu et al. 2024, arXiv:2409.02076): write a text of many numbered entries (a diary, a menu, or the
+plan of a tower or a city); given events must stand in given entries.
 
     longgenbench         52 or 100 entries of about 200 words, up to 16,000 tokens
     longgenbench/long    300 to 365 entries of about 100 words, up to 32,000 tokens

@@ -2,9 +2,9 @@ r"""Mathematics competitions of 2025 and 2026 as MathArena publishes them (matha
 
 aime26       AIME 2026 I and II: 30 problems, integers from 0 to 999 (`answer` is a number)
 hmmt_feb25   HMMT February 2025: 30 problems, answers in LaTeX, such as "\frac{1}{576}"
-hmmt_nov25   HMMT November 2025: 30 problems, the same
-hmmt_feb26   HMMT February 2026: 33 problems, the same
-brumo25      Brown University Mathematical Olympiad 2025: 30 problems, the same
+hmmt_nov25   HMMT November 2025: 30 problems, answers in LaTeX
+hmmt_feb26   HMMT February 2026: 33 problems, answers in LaTeX
+brumo25      Brown University Mathematical Olympiad 2025: 30 problems, answers in LaTeX
 apex25       MathArena Apex 2025: 12 problems of several competitions that models rarely solve; the category is `source`
 
 Columns: `problem_idx` (integer), `problem`, `answer`; `problem_type` (list of texts, which gives the category) for HMMT

@@ -6,11 +6,11 @@
     niah/sandwich@8192         the classic sentence about San Francisco among noise sentences
     niah/essay-sandwich@8192   the classic test: the sentence among the essays
     niah/paraphrase@8192       a fact about a person among noise sentences, asked for in other words
-    niah/essay-paraphrase@8192 the same among the essays
+    niah/essay-paraphrase@8192 a fact about a person among the essays, asked for in other words
 
-Five needles per depth, each in a haystack that starts at another place in the text (`cluster_id`); --limit 110 gives
-ten per depth. Tests between methods need six or more. Score: share of the needle's key words in the output. The
-category is the depth.
+Each depth has five needles, each in a haystack that starts at another place in the text (`cluster_id`); --limit 110
+gives ten needles per depth. A significance test between methods needs six or more haystacks. Score: share of the
+needle's key words in the output. The category is the depth.
 """
 
 from __future__ import annotations

@@ -150,8 +150,9 @@ def _scaled(tokens: Any, scale: int) -> Any:
 def _pairs(typed: Mapping[str, Any], preset: Preset | None, scale: int, problems: Problems) -> tuple[Pair, ...]:
     """Return (method, budget) for each method at each of its budgets. The budget is None for a method that takes none.
 
-    If the user typed a method, a method option or a budget, every method that takes a budget has all budgets. Otherwise
-    each method has the budgets that the preset, or the default without a preset, gives to it.
+    If the user typed a method, a method option or a budget, every method that takes a budget has all budgets. If the
+    user typed none of these, each method has its own budgets from the preset or, without a preset, from
+    `DEFAULT_SYSTEMS`.
     """
     systems = preset.systems if preset else DEFAULT_SYSTEMS
     own = {label: _scaled(budgets, scale) for label, _, budgets in systems}

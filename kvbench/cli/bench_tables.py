@@ -41,9 +41,10 @@ ATTENTION = (
 def print_tables(results: Sequence[Measured], baselines: tuple[str, ...]) -> None:
     """Print the tables of each load (lengths of prompt and answer, number of sequences).
 
-    The tables show the speed of all systems, evictions, and the contents of the engine's caches. If they were measured,
-    tables also show the time per token for each stretch of the answers, and the time of attention. baselines: names of
-    systems; the speed of each system is also shown as a ratio to the speed of the first baseline.
+    The tables show the speed of all systems, evictions, and the contents of the engine's caches. Two further tables
+    appear only if their figures were measured: the time per token for each stretch of the answers, and the time of
+    attention. baselines: names of systems; the speed of each system is also shown as a ratio to the speed of the first
+    baseline.
     """
     for load in dict.fromkeys(r.load for r in results):
         rows = [r for r in results if r.load == load]

@@ -1,10 +1,10 @@
 """Finds the settings of a continued run. Most come from the run's record (run.json); the user must give the others
 again.
 
-A run's folder may come from a stranger, so kvbench does not take every setting from the record. The record decides what
-is in the rows. The user's command line, environment or configuration file decides which code kvbench runs, where it
-sends data, and which environment variable holds a key. Of these settings, kvbench only shows the recorded values. A
-file that the user gives again must have the hash that the record states.
+A run's folder may come from a stranger, so kvbench does not take every setting from the record. It takes the settings
+that determine what is in the rows. Other settings decide which code kvbench runs, where it sends data, and which
+environment variable holds a key. kvbench takes these from the user's command line, environment or configuration file,
+and only shows their recorded values. A file that the user gives again must have the hash that the record states.
 """
 
 from __future__ import annotations
@@ -243,8 +243,8 @@ def _check_options(method: MethodChoice) -> None:
 def _check_typed(config: RunConfig, gathered: Gathered) -> None:
     """Raise UserError if a flag or an environment variable gives a value that differs from the run's.
 
-    Settings in `OPERATIONAL` may differ, also the new folder of a moved model, and the paths of a task file and a chat
-    template, whose content was compared before.
+    The settings in `OPERATIONAL` may differ. The paths of a moved model, of a task file and of a chat template may
+    differ too, because kvbench has compared the contents of these files before.
     """
     for key in PARSERS:
         if key in (*OPERATIONAL, "interval") or (given := gathered.typed(key)) is None:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 def settings_of(kind: str, model: str, preset: str | None, given: list[str]) -> dict[str, Any]:
     """Return the value of every setting of a recipe. --opt overrides the preset, which overrides the recipe's default.
 
-    kind: the name of the recipe. given: the texts of --opt, each NAME=VALUE. The result also has the name of the
-    preset, under "preset". If `kind` is a table, there are no settings and no preset. Raises UserError for an unknown
-    setting or an invalid value.
+    kind: the name of a recipe, or of a table, which has no settings and no preset. given: the texts of --opt, each
+    NAME=VALUE. The result also has the name of the preset, under "preset". Raises UserError for an unknown setting or
+    an invalid value.
     """
     entry = None if kind in TABLES else entry_of(kind)
     known = entry.settings(model, preset) if entry else {}

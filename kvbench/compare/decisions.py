@@ -79,11 +79,11 @@ def first_decision(base: Cell, new: Cell) -> FirstDecision | str | None:
 
 
 def decided(side: Side, config: RunConfig, inputs: Inputs) -> Side:
-    """Let the methods of `config` read stored answers of the full cache again, the first `MOST` of each task.
+    """Let the model read stored answers of the full cache again with each method of `config`.
 
-    Returns the side with the methods' decisions. A cell gets decisions if `config` has its task, method and budget. All
-    other cells, and cells without a budget, get none. inputs: the model and the prompts of `config`. Raises UserError,
-    SetupError.
+    The answers are the first `MOST` of each task. Returns the side with the methods' decisions. A cell gets
+    decisions if `config` has its task, method and budget. All other cells, and cells without a budget, get none.
+    inputs: the model and the prompts of `config`. Raises UserError, SetupError.
     """
     from kvbench.engine.model.load import load
     from kvbench.replay.choices import Chosen

@@ -21,8 +21,8 @@ from kvbench.compare.matching import Matched, Pair
 def absent(matched: Matched, new: Side, stages: int) -> list[Key]:
     """Return the cells of base that new lacks. stages: 1, or 2 if each cell is tested on two seeds.
 
-    With 2 stages, the new side may not have been run with the second seed yet, and then has no cell with this seed. A
-    cell of this seed is then not returned if both sides have the same cell with another seed.
+    With 2 stages, the new side may not have been run with the second seed yet. A cell of base whose seed occurs in no
+    cell of new is therefore not returned if both sides have the same cell with another seed.
     """
     there = {pair.key for pair in matched.both}
     seeds = {key.seed for key in new.cells}
@@ -38,7 +38,7 @@ def of_pairs(pairs: Sequence[Pair], new: Side) -> int:
 def is_begun(pair: Pair, new: Side) -> bool:
     """Return whether the new cell has an answer, and a run from which its rows come is unfinished.
 
-    A cell whose rows all failed is not excused: its run also counts as unfinished after every row was tried.
+    A cell of an unfinished run is not excused if all its rows so far have failed: it has no answer.
     """
     answers = any(question.answers for question in pair.new.questions.values())
     return answers and any(run in new.unfinished for run in pair.new.run.split(", "))

@@ -105,16 +105,19 @@ def _entries(pairs: Sequence[Pair], place: int) -> Measure:
 def _of_questions(pair: Pair, place: int) -> Iterator[tuple[float, float, float]]:
     """Yield (entries in base, entries in new, bound) of each question with answers in the same samples on both sides.
 
-    The entries are the largest number over these answers. Other questions are left out, because a maximum over more
-    answers may be larger.
+    The entries are `ENTRIES[place]`, the largest number over these answers. Other questions are left out, because a
+    maximum over more answers may be larger.
 
     The bound is budget + interval. Below the bound, the peak depends on the lengths of answers: a higher peak is a
     regression only if it is above the bound.
 
-    If the budget bounds generated entries on neither side, the bound is infinite, so that a higher peak is never a
-    regression. Some methods then keep every generated token (duo), so that the entries after an eviction grow with the
-    answers: as many entries as the answers in new have more tokens are subtracted from a higher number of new. If only
-    base has such a number, and new has a budget, new evicted nothing, and the peak of new is yielded in its place.
+    If the budget bounds generated entries on neither side, three rules apply:
+    - The bound is infinite, so that a higher peak is never a regression.
+    - If new has a budget but no entries after an eviction, although base has them, new evicted nothing. The peak of new
+      is then yielded in their place.
+    - Some methods (duo) keep every generated token, so that their entries grow with the answers. If new has more
+      entries than base and longer answers, the additional tokens of these answers are subtracted from the entries of
+      new. The result is never below the entries of base.
     """
     for name in pair.shared:
         mine, theirs = pair.base.questions[name], pair.new.questions[name]

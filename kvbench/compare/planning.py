@@ -69,8 +69,8 @@ def needed(variance: float, margin: float) -> int:
     """Return how many questions are needed to show "no worse than the margin" with 80% power; at least 5.
 
     variance: the variance of a question's difference between two runs. If it is 0, no score varies. The result is then
-    how many questions must be unchanged to show that the scores of at most the share `margin` of all questions fall. A
-    result above `MOST_QUESTIONS` means only that more than `MOST_QUESTIONS` are needed.
+    the number of questions whose unchanged scores suffice to show that scores fall on at most the share `margin` of all
+    questions. A result above `MOST_QUESTIONS` means only that more than `MOST_QUESTIONS` are needed.
     """
     if variance == 0:  # no score varies: bound the share of all questions that may differ
         return max(FEWEST, math.ceil(-math.log(2 * ALPHA) / margin))

@@ -34,8 +34,8 @@ ELSEWHERE = ("KVBENCH_DATA", "KVBENCH_NO_PROGRESS")  # variables that are not se
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value of a setting, and its source: where the user gave it, in the words of messages (``--seed``, ``c.toml:12:
-    'seed'``).
+    """A value of a setting, with its source. The source says where the user gave the value, in the words of messages:
+    ``--seed`` or ``c.toml:12: 'seed'``.
     """
 
     value: Any
@@ -60,8 +60,8 @@ class Gathered:
     blocks: list[Layer] = field(default_factory=list)
 
     def first(self, key: str) -> Given | None:
-        """Return a setting's value from the source that overrides all others. None if no source has the setting outside
-        its ``[[grid]]`` blocks."""
+        """Return the value of a setting from the source of highest precedence. None if no source states a value outside
+        ``[[grid]]`` blocks."""
         return self.typed(key) or next((layer[key] for layer in reversed(self.files) if key in layer), None)
 
     def typed(self, key: str) -> Given | None:

@@ -28,11 +28,11 @@ LARGEST = 2**31 - 1  # of settings without a bound of their own: columns of rows
 
 
 class BadValue(ValueError):
-    """The error for an invalid value of a setting. `sentence` makes the message from the parts.
+    """The error for an invalid value of a setting. need: the valid values, in words. got: the invalid value.
 
-    label: where the user gave the value. need: the valid values, in words. got: the invalid value. The message is
-    "LABEL must be NEED; got GOT." or, for an environment variable, "LABEL: GOT is not NEED.". If `predicate` is given,
-    the message is "LABEL PREDICATE" instead.
+    `sentence` makes the message; its parameter `label` says where the user gave the value. The message is "LABEL must
+    be NEED; got GOT." or, for an environment variable, "LABEL: GOT is not NEED.". If `predicate` is given, the message
+    is "LABEL PREDICATE" instead.
     """
 
     def __init__(self, need: str = "", got: str = "", *, predicate: str = "") -> None:

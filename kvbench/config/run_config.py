@@ -97,8 +97,8 @@ class Grid:
     """A block of cells: every method at every budget and interval on every task. A method without a budget has one cell
     per task and interval; the full cache has one cell per task.
 
-    intervals: if empty, the run's interval. limit: the number of questions per task. prompt_style: the wording of the
-    questions. If `limit` or `prompt_style` is None, the run's setting of that name applies.
+    intervals: if it is empty, the run's interval applies. limit: the number of questions per task. prompt_style: the
+    wording of the questions. If `limit` or `prompt_style` is None, the run's setting of that name applies.
     """
 
     methods: tuple[MethodChoice, ...]

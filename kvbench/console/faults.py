@@ -1,4 +1,4 @@
-"""Recognises exceptions of other libraries which mean that memory ran out or that a device failed.
+"""Recognises when an exception of another library means that memory ran out or that a device failed.
 
 An exception is recognised by the name of its class and by its message, so that torch need not be imported. The chain of
 its causes (`__cause__`) is examined too, because the engine wraps exceptions of a method's code.

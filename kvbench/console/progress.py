@@ -22,8 +22,8 @@ PLAIN_SECONDS = 10.0
 
 
 def step(text: str) -> None:
-    """Print a line on stderr that says what a command does next; for commands without a progress display. Nothing is
-    printed if `KVBENCH_NO_PROGRESS` is set."""
+    """Print on stderr, in one line, what a command does next. Commands without a progress display call this function.
+    Nothing is printed if `KVBENCH_NO_PROGRESS` is set."""
     if not silenced():
         from kvbench.console import terminal
 
@@ -36,8 +36,8 @@ def silenced() -> bool:
 
 @contextlib.contextmanager
 def preparing(text: str, *, quiet: bool = False) -> Iterator[None]:
-    """Print `text`, which says what a command does in the block; for work before there are rows to count. The text is
-    printed on a terminal only."""
+    """Print `text`, which says what a command does in the block, on a terminal only. Commands use this for work that
+    counts no rows."""
     progress = Progress(quiet=quiet)
     progress.prepare(text)
     try:

@@ -1,9 +1,9 @@
 """Keeps secrets out of files and output.
 
-Stored settings and the commands in kvbench's own messages must stay exact. `hide_secrets` and `hide_keys` therefore
-hide only values there that are recognisable as secrets: users and passwords in URLs, keys of the usual shapes, and
-values of environment variables whose names announce a secret, such as ``HF_TOKEN``. Before a command stores settings,
-it refuses a setting in which `holds_secret` finds a secret.
+Stored settings and the commands in kvbench's own messages must stay exact. In these texts, `hide_secrets` and
+`hide_keys` therefore hide recognisable secrets only: users and passwords in URLs, keys of the usual shapes, and values
+of environment variables whose names announce a secret, such as ``HF_TOKEN``. Before a command stores settings, it
+refuses a setting in which `holds_secret` finds a secret.
 
 Other texts are only shown, or were written by other programs. In them, every value behind a name that announces a
 secret, such as ``token=``, is hidden as well. `redact_text` does this for messages, URLs and paths, `redact_argv` for a

@@ -8,10 +8,10 @@ the process ends within ten seconds.
 
 The first SIGINT, SIGTERM or SIGHUP raises `Signalled` in the main thread, between two operations of Python. Python runs
 signal handlers only in the main thread, which may be inside a matrix product for a minute. A second thread therefore
-watches for signals, too. This thread ends the process with the same line and exit code in two cases: a second signal
-comes (`TOGETHER` seconds after the first, or later), or the main thread has not ended the process within `PATIENCE`
-seconds. `at_end` registers the clean-up of resources that must not outlive the process, such as locks and child
-processes.
+watches for signals, too. This thread ends the process, with the line and the exit code of the first signal, in two
+cases: a second signal comes (`TOGETHER` seconds after the first, or later), or the main thread has not ended the
+process within `PATIENCE` seconds. `at_end` registers the clean-up of resources that must not outlive the process, such
+as locks and child processes.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class _Handling:
         os.close(self._writer)
 
     def after_fork(self) -> None:
-        """Let each handled signal have the system's default effect in a forked child: it ends the child."""
+        """In a forked child, give each handled signal its default effect again: the signal ends the child."""
         signal.set_wakeup_fd(-1)
         for number in self._before:
             signal.signal(number, signal.SIG_DFL)
@@ -284,7 +284,7 @@ _cleaners: dict[Callable[[], None], None] = {}
 def _before_fork() -> None:
     """Block signals before a fork. In the child they stay blocked until the child has reset its signal handlers.
 
-    Otherwise a signal to the child would reach the parent's watching thread through the pipe that both share.
+    Otherwise a signal to the child would reach the parent's watching thread, because parent and child share a pipe.
     """
     numbers = _handling.handles() if _handling is not None else ()
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)

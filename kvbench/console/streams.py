@@ -25,8 +25,8 @@ def repair() -> None:
     """Make the standard streams safe to print to: open the null device where a descriptor from 0 to 2 is closed.
 
     From now on, a failed write to stdout raises an error that kvbench prints as one line; if stdout is a pipe without
-    a reader, it raises BrokenPipeError. A failed write to stderr is ignored. Streams that other code has replaced, such
-    as pytest's, are not changed.
+    a reader, the write raises BrokenPipeError. A failed write to stderr is ignored. Streams that other code has
+    replaced, such as pytest's, are not changed.
     """
     for number in range(3):
         try:

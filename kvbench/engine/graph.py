@@ -59,7 +59,7 @@ class StepGraph:
 
 
 def _run_beside(stream: torch.cuda.Stream, beside: torch.cuda.Stream, step: Callable[[], None]) -> None:
-    """Run the step on the stream `beside`: after all work so far on `stream`, and before its next work."""
+    """Run the step on the stream `beside`, after all earlier work on `stream` and before all later work on it."""
     beside.wait_stream(stream)
     try:
         with torch.cuda.stream(beside):

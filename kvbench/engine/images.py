@@ -57,7 +57,7 @@ class PromptImages:
         return 0 if self.axes is None else int(self.axes[..., :tokens].max()) + 1 - tokens
 
     def kept(self, held: Sequence[Sequence[torch.Tensor]]) -> tuple[float, float]:
-        """Return the share of the prompt's text tokens, and that of its image tokens, that still have an entry.
+        """Return the share of the prompt's text tokens that still have an entry, and that share of its image tokens.
 
         held: for each layer, the positions of each head's entries. See `kept_shares`.
         """
@@ -65,9 +65,10 @@ class PromptImages:
         return kept_shares(heads, self.images.spans, len(self.modality))
 
     def border(self, first: int, last: int) -> int:
-        """Return the token before which a pass from token `first` must end: `last`, unless that splits an image.
+        """Return the token before which a pass from token `first` must end, so that the pass splits no image.
 
-        If an image spans `last`, the pass ends before the image or, if the pass begins with the image, after it.
+        This is `last` unless `last` lies within an image. Then the pass ends before the image or, if the pass begins
+        with the image, after it.
         """
         for start, end in self.images.spans:
             if start < last < end:

@@ -1,4 +1,4 @@
-"""A device's memory: its size, its peak use, a limit, freeing it before a retry, and the error when it runs out."""
+"""Measures and limits a device's memory, and frees it before a retry. `OutOfMemory`: the error when it runs out."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def reset_peak(*devices: torch.device) -> None:
 def peak(*devices: torch.device) -> int | None:
     """Return the most bytes that tensors, weights included, took since `reset_peak` on the fullest of these GPUs.
 
-    None if there is no GPU among the devices.
+    Returns None if there is no GPU among the devices.
     """
     return max(
         (int(torch.cuda.max_memory_allocated(device)) for device in devices if device.type == "cuda"), default=None

@@ -117,7 +117,8 @@ def reading(model: Any, probe: Probe, weights: Mapping[str, torch.Tensor]) -> It
 def run_probes(cache: PromptCache, prompt: ReadPrompt, forward: Forward, block: int) -> None:
     """Let the model read every probe that the method yields.
 
-    The method may change the columns and states of `cache`. In the end the cache holds no entry of a probe.
+    The method may change the columns and states of `cache`. In the end the cache holds no entry of a probe. forward:
+    the function that reads a probe (see `Forward`); block: most queries per attention call, see `BlockWriter`.
     """
     copies: dict[Method, PromptCache] = {}
     steps = cache.acting.probes(prompt)

@@ -58,7 +58,7 @@ class StepProgram:
             and after a failure, the caller must reset the tensors.
 
     Raises CaptureError when the step cannot be recorded (see `Recording`) or compiled, when its second run has other
-    operations, when tensors that it changes share memory, and when the logits differ.
+    operations, when tensors that it changes share memory, and when the program's logits differ from the step's.
     """
 
     def __init__(self, step: Callable[[], torch.Tensor], model: Any, slots: int, restore: Callable[[], object]) -> None:

@@ -30,7 +30,8 @@ class PromptBytes:
             holds.
         held: what each layer stores beside keys and values before its eviction (`held.rows` is ignored). hidden_left:
             how many of the newest hidden states each layer still stores after its eviction.
-        rows: entries per head before the eviction; left: entries per head after it, with the tail (`layout.Lengths`).
+        rows: entries per head before the eviction; left: entries per head after it, with the tail; tail: tokens that
+            are read after the eviction (`layout.Lengths`).
         block: the most tokens of a chunk; also the most queries in a call of the observer or of masked attention.
         chunked: whether an eviction follows each chunk; unevicted: most tokens of a pass if no eviction lies between
             passes (`layout.pass_tokens`).

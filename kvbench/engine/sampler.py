@@ -6,8 +6,8 @@ slot, neighbours, refill order, resume or device. Filters follow transformers' o
 a filter keeps or drops equal logits together.
 
 On a CPU, noise for the whole vocabulary is slow. So with filters `draw` first draws among candidates: the `CANDIDATES`
-largest logits or, with top-k, the k + `MORE` largest. If the filters drop the smallest candidate, they allow no token
-outside the candidates either. Otherwise `draw` draws again from the whole vocabulary for this slot.
+largest logits or, with top-k, the k + `MORE` largest. If the filters drop a slot's smallest candidate, they allow no
+token outside the candidates either. If they keep it, `draw` draws again for this slot, from the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -76,8 +76,10 @@ def draw(logits: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling
 def _draw(
     scaled: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling: Sampling, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw among the `count` largest logits. Return the tokens [R], and [R] bool: whether the filters drop the smallest
-    of these logits, so that no token outside the `count` is allowed either."""
+    """Draw among the `count` largest logits. Return the tokens [R], and [R] bool: whether these logits suffice.
+
+    They suffice if the filters drop the smallest of them: then no other token is allowed.
+    """
     values, ids = scaled.topk(count, dim=-1)  # descending
     kept = torch.ones_like(values, dtype=torch.bool)
     if 0 < sampling.top_k < count:

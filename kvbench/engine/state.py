@@ -1,8 +1,8 @@
-"""Tokens and counters of every slot, which a decode step reads and updates, in tensors that are never reallocated.
+"""`State` holds the tokens and counters that a decode step reads and updates, in tensors that are never reallocated.
 
-The host writes them before a block of steps (`load`), every step updates them on the device (`advance`), and the host
-reads the tokens of the whole block at once (`read`). Between `load` and `read` a step needs nothing from the host, so a
-GPU can replay a step that was captured as a CUDA graph.
+The host writes the tensors before a block of steps (`load`), every step updates them on the device (`advance`), and the
+host reads the tokens of the whole block at once (`read`). Between `load` and `read` a step needs nothing from the host,
+so a GPU can replay a step that was captured as a CUDA graph.
 """
 
 from __future__ import annotations

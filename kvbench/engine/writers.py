@@ -127,10 +127,9 @@ class BlockWriter:
     def _mask(self, layer: PromptLayer, start: int, count: int, rows: int, call: AttentionCall) -> torch.Tensor | None:
         """Return the mask that `_attend` gives to attention.
 
-        If the layer needs no mask that takes memory (`_maskless`), this is the result of `newest_rows`: a causal mask
-        that stores no elements, or None. Otherwise it is an additive mask [b or 1, Hk or 1, count, rows].
-
-        Layers with the same window and equally many entries share the mask.
+        If the layer needs no mask that takes memory (`_maskless`), the result is that of `newest_rows`: a causal mask
+        that stores no elements, or None. For any other layer it is an additive mask [b or 1, Hk or 1, count, rows].
+        Layers with the same window and equally many entries in every head share an additive mask.
         """
         if self._maskless(layer, call):
             return newest_rows(count, rows)

@@ -169,8 +169,8 @@ class Method(ABC):
     def unscored(self) -> int:
         """Return how many of the newest tokens the method cannot score, so that every protection must keep them.
 
-        By default the number is 0. With Needs(queries="window") it is the size of the window, whose queries score the
-        older entries, or the number of recent tokens that `protect` keeps, if that is smaller.
+        By default the number is 0. With Needs(queries="window") the window's queries score the older entries, and the
+        number is the smaller of two: the size of the window, and how many recent tokens `protect` keeps.
         """
         needs = self.needs()
         return min(needs.width, self.protect(1 << 30).recent) if needs.queries == "window" else 0

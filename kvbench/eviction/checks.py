@@ -59,8 +59,10 @@ def _read_rest(noted: Noted) -> None:
 
 @contextmanager
 def unread() -> Iterator[None]:
-    """While the block runs, `refuse` checks nothing, also inside `gathered`: for code on the meta device, whose tensors
-    have no values."""
+    """While the block runs, `refuse` checks nothing, not even inside `gathered`.
+
+    This serves code on the meta device, where tensors have no values.
+    """
     token = _unread.set(True)
     try:
         yield

@@ -68,7 +68,7 @@ def option(
 
 
 def check_values(options: DataclassInstance) -> None:
-    """Check that every number among the fields is finite and within its range. Raises OptionError."""
+    """Raise OptionError if a number among the fields is not finite or not within its range."""
     for f in dataclasses.fields(options):
         value = getattr(options, f.name)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -79,7 +79,7 @@ def check_values(options: DataclassInstance) -> None:
 
 
 def split_option(text: str) -> tuple[str | None, str, str]:
-    """Split ``[METHOD.]NAME=VALUE`` into (method or None, name, value). Raises UserError."""
+    """Split ``[METHOD.]NAME=VALUE`` into (method or None, name, value). Raises UserError for a text of another form."""
     name, equals, value = text.partition("=")
     method, dot, option_name = (part.strip() for part in name.rpartition("."))
     if not equals or not option_name or (dot and not method):

@@ -41,5 +41,5 @@ class Rope:
         return first, second
 
     def moduli(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the norm of every rotated pair of dimensions, as a vector of two numbers: [..., r / 2] float32."""
+        """Return the norm of the two numbers in every rotated pair of dimensions, [..., r / 2] float32."""
         return torch.hypot(*self.pairs(x.float()))

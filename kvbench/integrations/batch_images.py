@@ -62,9 +62,9 @@ class BatchImages:
         return cls(rows, axes, torch.tensor(deltas, device=ids.device)[:, None])
 
     def modality(self, rows: Sequence[int]) -> torch.Tensor:
-        """Return a number per token of the prompts `rows`: 0 for text, or the image's number; [b, 1, t] without pads.
+        """Return [b, 1, t]: 0 for each text token of the prompts `rows`, the image's number, from 1, for image tokens.
 
-        The prompts must have equally many pads.
+        Pads are left out, so the prompts must have equally many pads. rows: indices of prompts in the batch.
         """
         return torch.stack([self.rows[row].modality for row in rows])[:, None]
 

@@ -1,4 +1,4 @@
-"""Call a cache's methods before and after each forward pass of a model that uses this cache."""
+"""Calls two methods of a cache: one before and one after each forward pass that a model runs with this cache."""
 
 from __future__ import annotations
 

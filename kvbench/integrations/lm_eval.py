@@ -229,8 +229,8 @@ class KVBenchLM(TemplateLM):
         )
 
     def _fit(self, ids: Sequence[int], output: int, *, least: int) -> tuple[int, ...]:
-        """Return a prompt's tokens; with the argument ``truncate=left``, only its last tokens, as many as leave room in
-        the model's context for `output` more tokens.
+        """Return a prompt's tokens. With the argument ``truncate=left``, drop as many of the first tokens as needed, so
+        that the model's context has room for `output` more tokens.
 
         Raises UserError if the context has no room for `least` more tokens after the returned tokens.
         """

@@ -1,8 +1,8 @@
 """The prompts of one batch in `EvictionCache`: prompts of equal length are read into one `PromptCache`.
 
-transformers pads the prompts of a batch on the left to one length. The cache must never hold a pad, so each group of
-equally long prompts takes its part of every attention call, without the pads. With a method that has probes, each
-prompt forms a group alone.
+transformers pads the prompts of a batch on the left to one length, but the cache must never hold a pad. So every
+attention call is divided among the groups of equally long prompts, and each group computes its part without the pads.
+With a method that has probes, each prompt forms a group alone.
 """
 
 from __future__ import annotations

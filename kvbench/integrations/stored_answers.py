@@ -1,4 +1,4 @@
-"""The check that lm-eval's file of stored answers (``--use_cache``) holds answers of the same model and settings."""
+"""Checks that lm-eval's file of stored answers (``--use_cache``) was written with this model and these settings."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ MARK = "kvbench"  # key in lm-eval's file of answers; its value is the settings 
 
 
 def check_stored_answers(answers: Any, identity: dict[str, Any]) -> None:
-    """Store `identity` in the file if it has no answers; otherwise compare it with the identity that the file holds.
+    """Compare `identity` with the identity in the file; if the file is empty, store `identity` in it.
 
     Raises UserError if the file holds answers of other settings, or answers without an identity. lm-eval would use
-    these answers, because it looks up an answer by its prompt alone.
+    these answers, because lm-eval looks up an answer by the prompt alone.
 
     answers: lm-eval's open file. identity: the settings on which the answer to a given prompt depends.
     """

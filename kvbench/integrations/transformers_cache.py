@@ -50,8 +50,8 @@ class EvictionCache(FixedBatch):
 
     Args:
         model: a transformers causal LM.
-        method: a registered name, optionally with options (``"gkv(alpha=0.9)"``) or two names joined by "+"
-            (``"snapkv+gkv"``), or a Method.
+        method: a registered name, with or without options (``"gkv(alpha=0.9)"``); two such names joined by "+"
+            (``"snapkv+gkv"``); or a Method.
         budget: entries per layer and KV head after an eviction, or a share of the prompt, as a float or as text
             (``"25%"``); None only for a method that takes no budget.
         interval: generated tokens between two ticks.
@@ -334,7 +334,7 @@ class EvictionCache(FixedBatch):
         self._continue(self.slots.recurrent)
 
     def _seat(self, prompt: PromptCache, place: int, row: int) -> None:
-        """Copy the entries of one prompt to its slot. place: its index in `prompt`; row: its index in the batch."""
+        """Copy one prompt's entries to its slot. place: the prompt's index in the cache `prompt`; row: in the batch."""
         assert self.slots is not None
         packed = {index: layer.pack(place) for index, layer in prompt.layers.items()}
         self.slots.install(packed, [row], prompt.prompt_len)

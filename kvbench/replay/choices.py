@@ -60,7 +60,7 @@ FULL = Chosen(method=MethodChoice(name="full"), budget=None)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What decides which methods can run: facts about the model and about the sequences to read."""
+    """Checks whether a method can run, from facts about the model and about the sequences to read."""
 
     geometry: Sequence[LayerGeometry]
     config: Any  # of transformers

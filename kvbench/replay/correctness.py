@@ -25,7 +25,7 @@ Right = dict[tuple[str, int], bool]  # by (doc_id, sample), whether the score is
 
 
 def check_scorable(work: TaskWork) -> None:
-    """Raise UserError if scoring the task's answers needs a judge or must run programs, which replay does not do."""
+    """Raise UserError if scoring the task's answers needs a judge or a program. Replay runs neither."""
     if work.task.needs:
         raise UserError(
             f"task {quote(work.task.name)} needs a judge or a program to score its answers, and replay runs neither. "
@@ -70,7 +70,7 @@ def own_ratios(
     """Return, by method and budget in `chosen`, a pair (cluster, ratio) for each of a run's answers.
 
     An answer counts only if its status is "ok" and if it was generated with this interval or by a method that never
-    evicts. cluster: that of the answer's question. ratio: the Token Retention Ratio of the released script (see
+    evicts. cluster: the cluster of the question. ratio: the Token Retention Ratio of the released script (see
     `analyses.retention_ratio`), or None if the answer is not right. A method and budget without answers is left out.
     """
     rows = read_rows(folder)

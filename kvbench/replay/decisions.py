@@ -1,10 +1,11 @@
 """Records which tokens each method of a run kept at each eviction, by reading the run's stored answers again.
 
-    rows = Recorder(loaded, config, inputs, say, on_read).record(work, answers(folder, "walk", names))
+    recorder = Recorder(loaded=loaded, config=config, inputs=inputs, say=say, on_read=on_read)
+    decisions = recorder.record(work, answers(folder, "walk", names))
 
 While an answer is read, the method makes the same decisions as while the answer was generated, up to rounding
-(`kvbench.replay.reader`). The method's options and the budget come from the cell of the run's configuration to which
-the answer's row belongs.
+(`kvbench.replay.reader`). The answer's row belongs to a cell of the run's configuration. The method's options and the
+budget come from this cell.
 
 An answer is left out if the method's version, source or artefacts (weights, plug-ins, draft models) differ from those
 in the row. It is also left out if the reading has another number of tokens or evictions, or another first eviction,
@@ -38,7 +39,8 @@ Notice = Callable[[str], None]
 
 
 def check(config: RunConfig) -> None:
-    """Raise UserError if the run has a setting that a replay does not repeat, so that evictions would differ."""
+    """Raise UserError if the run has a setting that a replay does not repeat. With such a setting, the evictions of the
+    replay would differ from the run's."""
     for name, value, usual in (
         ("compress", config.compress, "query-aware"),
         ("prefill", config.prefill, "full"),

@@ -1,8 +1,8 @@
 """Reads the traces of a task for analyses: with the full cache and, if an analysis needs it, with every chosen method.
 
-Analyses of attention get the full cache's attention for 16 successive queries at a time. At any time, memory holds the
-sums of the analyses. Beside them it holds either the attention of these 16 queries, or the record that a reading of one
-batch with the full cache leaves (`Reference`).
+Analyses of attention get the full cache's attention for 16 successive queries at a time. Memory holds the sums of the
+analyses and, beside them, one of two things: the attention of the 16 queries, or the record (`Reference`) of one batch
+that was read with the full cache.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _Windows(Listener):
     def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
         """Pass the attention of the new queries in a layer to the analyses, for WINDOW queries at a time.
 
-        Attention in layers in which methods do not evict is not passed.
+        Layers in which methods do not evict are left out.
 
         first: number of the first query in the answer, from 0. It is a multiple of WINDOW, because CHUNK is a multiple
         of WINDOW.

@@ -1,5 +1,5 @@
 """Reads a batch of traces with the full cache, and keeps a record of this reading. Readings under eviction are compared
-with the record, and the oracle decides by it.
+with the record. The oracle takes its scores, the attention of later queries, from the record.
 
 A block is a part of an answer: `interval` successive tokens, fewer in the last block.
 

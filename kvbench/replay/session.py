@@ -32,7 +32,7 @@ class Session:
 
     folder: the folder of the run whose answers are read; None: the model first answers the questions.
 
-    Raises KVBenchError if a method that the user names, a task or the model cannot be used.
+    Raises KVBenchError if the model, a task, or a method that the user names cannot be used.
     """
 
     def __init__(self, config: RunConfig, inputs: Inputs, work: Work, folder: Path | None, progress: Readings) -> None:

@@ -86,8 +86,9 @@ class Mixture:
 @dataclass(frozen=True, slots=True)
 class Difference:
     """A difference that keeps rows out of a common table although they agree in the columns of `SAME`. `word`: what
-    differs, in words. `values`: a column with the differing value of each row, such as the row's judge. A row without
-    such a value, such as a row of another method, has the code -1 in this column. `remedy`: what the user can do."""
+    differs, in words. `values`: a column with the value in which rows differ, such as their judge. A row that the
+    difference does not concern, such as a row of another method, has the code -1 in this column. `remedy`: what the
+    user can do."""
 
     word: str
     values: Text
@@ -137,7 +138,7 @@ def split(rows: Rows, columns: Sequence[str]) -> list[tuple[str, Rows]]:
 def split_all(rows: Rows) -> Iterator[tuple[str, Rows]]:
     """Split rows until the rows of each part may share a table. Yield (label, rows) pairs. Rows are split by every
     setting, version, artefact and judge that differs. They are split by run if a question had different prompts or
-    settings, or a sample has two rows. `check` still refuses a part in which one run alone has such a conflict."""
+    settings, or a sample has two rows. If this happened within one run, `check` still refuses the part of this run."""
     mixed = _mixed_within_a_run(rows)
     for label, part in split(rows, [c for c in SAME if c not in mixed and values_of(rows, c)[1:]]):
         for further, alike in _split_further(label, part):

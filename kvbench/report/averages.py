@@ -4,11 +4,11 @@ declares the group's means: their names and weights.
     for table in make_averages(loaded.groups, tables):
         table.rows[0].means["avg16"].value, table.rows[0].means["avg16"].missing
 
-Each mean belongs to one method at one budget. It covers the tasks of one group at one length and with equal settings,
-with the group's weights (`kvbench.report.weighted`). If a task is missing, there is no mean, and a note names the task.
+Each mean belongs to one method at one budget. It is a weighted mean (`kvbench.report.weighted`) over the group's tasks
+at one length and under equal settings. If a task is missing, there is no mean, and a note names the task.
 
-If a group was run at all its lengths, the mean that the class declares first is also averaged over the lengths, in
-three ways: with equal weights, and with weights that rise (inc) or fall (dec) linearly from the shortest length to the
+If a group was run at all its lengths, the mean that the class declares first is also averaged over the lengths, three
+times: the weights of the lengths are equal, or they rise (inc) or fall (dec) linearly from the shortest length to the
 longest, as in RULER's paper (arXiv 2404.06654).
 """
 
@@ -124,8 +124,8 @@ def make_averages(groups: Sequence[Group], tables: Sequence[TaskTable]) -> list[
 
 def _over_lengths(averaged: Sequence[tuple[_Family, AverageTable]]) -> list[AverageTable]:
     """Return a table of averages over lengths for each group of tasks that has the first average of `Task.averages` at
-    two or more lengths. A method at a budget that lacks the first average at one of the group's lengths gets no
-    averages over lengths; a note names the missing lengths."""
+    two or more lengths. If a method at one budget lacks the first average at one of the group's lengths, it gets no
+    averages over lengths at this budget; a note names the missing lengths."""
     kin: list[list[tuple[_Family, AverageTable]]] = []
     for family, table in averaged:
         if family.task.lengths and next(iter(family.task.averages)) in table.names:

@@ -147,8 +147,8 @@ def with_error(value: float, se: float, *, sign: str = "", digits: int = 3) -> s
 
 
 def with_interval(value: float, low: float, high: float) -> str:
-    """Format a share with its confidence interval, as in "0.000 (0, 0.125)". Reports show it for scores without spread,
-    whose standard error of 0 would mislead. Returns the share alone if the ends are equal or unknown.
+    """Format a share with its confidence interval, as in "0.000 (0, 0.125)". Returns the share alone if the ends are
+    equal or unknown. Reports print intervals for scores without spread, because a standard error of 0 would mislead.
 
     Ends other than 0 and 1 have at least three decimals, and more if an end would otherwise look equal to the share.
     """

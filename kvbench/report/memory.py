@@ -4,21 +4,21 @@
     report.tables[0].cells[0].ratio                # measured / nominal, keys and values only
     FORMATS["markdown"](report)
 
-Nominal bytes are the bytes of the keys and values of the nominal entries in every layer and KV head. Most methods have
-budget + interval nominal entries, as many as a cache holds just before an eviction. A method that does not bound
-generated entries has the budget and all entries after the first prompt. The full cache has all tokens of the sequence,
-and no method has more. Sliding-window layers, from which no method evicts, count with the tokens in their windows, both
-in nominal and in measured bytes.
+Nominal bytes are the bytes of the keys and values of the nominal entries in every layer and KV head. For most methods,
+the nominal entries are budget + interval, as many as a cache holds just before an eviction. For a method that does not
+bound generated entries, they are the budget plus all entries after the first prompt. For the full cache, they are all
+tokens of the sequence; no method has more nominal entries. No method evicts from sliding-window layers: in nominal and
+in measured bytes, these layers count with the tokens in their windows.
 
 A conversation's row does not state the length of its later questions. This length is computed from the entries in the
 full cache's row of the same conversation.
 
 Measured bytes are the live keys and values at the peak, from the rows. A cell is marked with ! if one of its samples
-exceeds a bound. The bytes of a sample may be up to 1.05 times its nominal bytes, and one page per head on top, because
-the last page may be partly empty. The entries of a sample at the peak may be up to 1.05 times its nominal entries.
-Three kinds of samples never cause this mark: samples of methods that do not bound generated entries, samples of
-query-agnostic runs, and samples of conversations without a row of the full cache. A separate column shows the bytes
-that a method stores beside keys and values.
+exceeds one of two bounds. The bound of measured bytes is 1.05 times the nominal bytes, plus one page per head, because
+the last page may be partly empty. The bound of the entries at the peak is 1.05 times the nominal entries. Three kinds
+of samples never cause this mark: samples of methods that do not bound generated entries (the full cache among them),
+samples of query-agnostic runs, and samples of conversations without a row of the full cache. A separate column shows
+the bytes that a method stores beside keys and values.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ ACROSS = 4  # tasks side by side
 class Place:
     """A line of the overview's tables: a cell and the table of its task.
 
-    best: in the table of best methods, the leader and its rivals at one budget, where `cell` is the leader. None in the
+    best: in the table of best methods, the leader and its rivals at one budget; `cell` is then the leader. None in the
     other tables.
     """
 
@@ -47,8 +47,8 @@ def overview(tables: Sequence[TaskTable]) -> Iterator[Block]:
 
 
 def frontier(table: TaskTable) -> list[ScoreCell]:
-    """Return the frontier of a task, sorted by rising bytes: the cells whose score no other cell reaches with the same
-    number of measured bytes or fewer. Of cells with equal scores and bytes, only the first is on the frontier."""
+    """Return the frontier of a task, sorted by rising bytes. A cell is on the frontier if all other cells with at most
+    as many measured bytes have lower scores. Of cells with equal scores and bytes, only the first counts."""
     known = [c for c in table.cells if not math.isnan(c.score.mean) and not math.isnan(c.kv_bytes_peak)]
     kept: list[ScoreCell] = []
     for cell in sorted(known, key=lambda c: (c.kv_bytes_peak, -c.score.mean)):

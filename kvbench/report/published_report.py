@@ -3,9 +3,9 @@ difference.
 
 Papers print no error bars. If both scores are over the same questions, only the random draw of answers differs. The
 standard errors of both scores are therefore estimated from how much our samples of one question differ. The error of
-our score is for our number of samples per question. The error of the paper's score is for the paper's number or, if the
-paper does not state it, for ours. If the run did not ask every question of the task, the error of our score is the
-standard error over questions instead.
+our score is computed with our number of samples per question, and the error of the paper's score with the paper's
+number. If the paper states no number, ours takes its place. If the run did not ask every question of the task, the
+error of our score is the standard error over questions instead.
 """
 
 from __future__ import annotations
@@ -164,7 +164,8 @@ def _beside(group: Group, table: TaskTable) -> PublishedTable:
 
 
 def _size(task: str) -> float | None:
-    """Return the number of questions of a task; infinity if the task makes any number; None if it is unknown."""
+    """Return the number of questions of a task: infinity if the task can make any number of questions; None if the
+    number is unknown."""
     try:
         known = get_task(task)
     except KVBenchError:

@@ -256,7 +256,7 @@ def _plain(array: pa.Array, kind: Any, missing: float) -> Any:
 
 
 def _compact(values: Any) -> Any:
-    """Return an equal array. If all its values are equal, they share the memory of one value."""
+    """Return an array with the same values. If all values are equal, the returned array stores only one of them."""
     import numpy as np
 
     if len(values) and ((values == values[0]).all() or (values != values).all()):

@@ -147,8 +147,9 @@ def _compare(
 ) -> list[ScoreCell]:
     """Return the cells with `against` set: the comparison with the baseline's cell, on the questions that both have.
 
-    The baseline's cell has no budget or, if the baseline has no such cell, the same budget. `against` stays None for
-    the baseline's cell itself. It also stays None if the baseline lacks such a cell, or if no question is shared.
+    A cell is compared with the baseline's cell without a budget or, if the baseline has none, with the baseline's cell
+    at the same budget. `against` stays None for the baseline's cell itself. It also stays None if the baseline has
+    neither of these cells, or if the two cells share no question.
     """
     label = _baseline_label([cell.method for cell in cells], baseline)
     places = {_budget(cell): i for i, cell in reversed(list(enumerate(cells))) if cell.method == label}

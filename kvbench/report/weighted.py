@@ -3,9 +3,10 @@
     weighted_mean([(0.5, of_cell(walk)), (0.5, of_cell(chain))])
 
 The error is sqrt(sum (w se)^2), where w is a task's weight and se its standard error. The weights sum to 1, and the
-tasks are treated as independent. The distance from the mean to the lower end of its interval follows by the same
-formula from the distances of the tasks' means to their lower ends, and likewise for the upper ends (Zou and Donner
-2008). If a task shows no spread, its error is 0 and says nothing; tables then print the interval in place of the error.
+tasks are treated as independent. The same formula gives the distance from the weighted mean to the lower end of its
+interval: in place of se stands the distance from a task's mean to the lower end of the task's own interval. The upper
+end is computed likewise (Zou and Donner 2008). If a task shows no spread, its error is 0 and says nothing; tables then
+print the interval in place of the error.
 """
 
 from __future__ import annotations

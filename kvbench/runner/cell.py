@@ -73,7 +73,7 @@ class MethodState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellPlan:
-    """One cell with the rows that it will have, its number of slots, and its longest prompt and answer."""
+    """The plan of one cell: its rows, its number of slots, and the largest token counts of prompts and answers."""
 
     cell: Cell
     interval: int
@@ -115,8 +115,9 @@ class CellPlanner:
     def plan(self, cell: Cell, work: TaskWork, state: MethodState, slots: SlotPlan | None) -> CellPlan:
         """Plan a cell: its rows, and the slots and lengths for the engine.
 
-        slots: the plan of slots that the coordinator made; None: make it, which may take seconds. Raises KVBenchError
-        if the engine cannot serve the method, or if the device has less memory than the coordinator's plan needs.
+        slots: the plan of slots that the coordinator made; None: make one here, which may take seconds. Raises
+        KVBenchError if the engine cannot serve the method, or if the device has less memory than the coordinator's plan
+        needs.
         """
         config, context = self.config, self.context
         check_prefill(state.method, config.prefill, cell.method.label)

@@ -82,7 +82,7 @@ def memory_bytes() -> int | None:
 
 
 def load() -> float | None:
-    """Return the machine's load average over the last minute per processor core; None: unknown."""
+    """Return the machine's load average of the last minute, divided by its number of processor cores; None: unknown."""
     try:
         return os.getloadavg()[0] / (os.cpu_count() or 1)
     except OSError:

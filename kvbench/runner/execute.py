@@ -35,8 +35,8 @@ class RunResult:
 
     failed: number of failed rows by status; "unscored" is no failure. Rows that failed in this call of `execute` count.
     Rows of earlier calls count if their status is in `kvbench.store.FINAL`, because no further attempt can answer these
-    rows. repeated: this call generated and scored nothing, because every row was saved before, with a score or a status
-    in `FINAL`.
+    rows. repeated: whether this call generated and scored nothing, because every row was saved before, with a score or
+    a status in `FINAL`.
     """
 
     run_dir: Path | None  # None after a dry run

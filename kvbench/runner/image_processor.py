@@ -46,8 +46,8 @@ def load(name: str, where: str, revision: str | None, config: Any, tokenizer: An
 def _grid(images: Any) -> dict[str, Any] | None:
     """Return {"count": function} if the image processor cuts an image into a grid of patches; otherwise return None.
 
-    The function is the field `count` of `Vision`: it returns how many tokens an image has. Such a processor (Qwen2-VL
-    and later) turns `merge_size` by `merge_size` patches into one token.
+    The function is the field `count` of `Vision`: it returns how many tokens an image has. A processor with a grid
+    (Qwen2-VL and later) turns `merge_size` by `merge_size` patches into one token.
     """
     if "image_grid_thw" not in images.model_input_names:
         return None
@@ -103,7 +103,8 @@ def _tokens(processor: Any, around: int, height: int, width: int) -> int:
 
 
 def without_videos(kind: str) -> Any:
-    """Return a subclass of a processor class that needs no video processor: video processors need torchvision."""
+    """Return a subclass of the processor class named `kind`. The subclass needs no video processor, which would need
+    torchvision."""
     return type(kind, (processor_class_from_name(kind),), {"check_argument_for_proper_class": lambda *_: None})
 
 

@@ -113,7 +113,10 @@ def join(
 
 
 def _add(shard: ShardFolder, known: dict[str, _Known], journal: Journal, say: Callable[[str], object]) -> Part:
-    """Copy a shard's record of a row if the joined run has no record of this row, or a record with a lower rank."""
+    """Copy records of a shard into the joined run, and return the outcome.
+
+    A record is copied if the joined run has no record of the same row, or only a record with a lower rank.
+    """
     state = read_journal(shard.path)
     for text in state.notices:
         say(f"{shard.path.name}: {text}")

@@ -3,13 +3,13 @@
 The files are:
 
 - the method's own module, and those of its base classes;
-- the modules that it imports, directly or indirectly, from `kvbench.methods`, from `kvbench.eviction` and, if it is a
-  plug-in, from its own package;
-- the same files of every method that it contains (both parts of ``snapkv+gkv``, the base of ``ada-kv``);
+- the modules that these modules import, directly or indirectly, from `kvbench.methods`, from `kvbench.eviction` and, if
+  the method is a plug-in, from the plug-in's own package;
+- the same files of every other method that the method contains (both parts of ``snapkv+gkv``, the base of ``ada-kv``);
 - the module that chooses entries by score.
 
 The files are read and parsed, never imported. Files of the engine are not hashed: kvbench's version stands for them.
-Modules that a plug-in imports from outside its own package are not hashed either.
+Modules that a plug-in imports from elsewhere are not hashed either.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def rescore(
     wanted: Callable[[Entry], bool],
     progress: Progress | None = None,
 ) -> Rescored:
-    """Score those stored answers of a run for which `wanted` is true.
+    """Score those stored answers of a run for which `wanted` is true. works: the run's tasks by name.
 
     Raises SetupError if the judge's server refuses the API key, or if no scoring process starts. Scores that were
     written before the error stay saved.

@@ -121,8 +121,8 @@ def scored(score: Score) -> dict[str, Any]:
 def _share(value: object) -> float | None:
     """Return a scorer's value as a number from 0 to 1; None for any other value.
 
-    True and False count as 1 and 0, a text is never a number. A value that exceeds the range by a rounding error, such
-    as a mean of 1.0000000000000002, counts as its end.
+    True and False count as 1 and 0; a text is never a number. A value outside the range by a rounding error only, such
+    as a mean of 1.0000000000000002, becomes 0 or 1.
     """
     if value is None or isinstance(value, (str, bytes)):
         return None
@@ -141,8 +141,8 @@ def _usage(usage: Usage, limit: float) -> dict[str, Any]:
 
     The engine decodes many samples at once, and divides the time of each step equally among them. A sample's seconds
     are only its shares. tokens_per_second is the sample's tokens divided by its seconds of decoding and evicting. It
-    therefore states how fast the whole engine is, not one slot. The first token, which comes from reading the prompt,
-    is not counted.
+    therefore states the speed of the whole engine, not of one slot. The first token, which comes from reading the
+    prompt, is not counted.
     """
     busy = usage.decode_seconds + usage.evict_seconds
     rate = (usage.output_tokens - 1) / busy if busy > 0 and usage.output_tokens > 1 else None

@@ -156,7 +156,7 @@ def _check_version(run: str, what: str, was: Mapping[str, Any], has: Mapping[str
 
 
 def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], allowed: bool) -> list[str]:
-    """Raise UserError if a method's version or artefacts changed or, unless `allowed`, a method's source.
+    """Raise UserError if a method's version or artefacts changed, or if its source changed and `allowed` is false.
 
     Returns notices about changed sources.
     """

@@ -32,7 +32,7 @@ SHOWN = 0.25  # seconds between two figures
 def failures(device: str, saved: Callable[[], str]) -> Iterator[None]:
     """While the block runs, turn signals, lack of memory and failures of the device into errors of one line.
 
-    saved: a function that returns the end of this line, which states how many rows are saved.
+    saved: a function that returns the end of each error's line: how many rows are saved.
     """
     try:
         with signals.phase(lambda: f"interrupted: {saved()}"):

@@ -77,11 +77,11 @@ def recorded(run: str, record: Mapping[str, Any]) -> Shard | None:
 
 
 def agreed(run: str, before: Mapping[str, Any], asked: Shard | None, *, resume: bool) -> Shard | None:
-    """Return the shard that a run is or will be; None for a run with all rows.
+    """Return the shard that a new or continued run generates; None for a run with all rows.
 
-    before: the record of the run to continue; empty for a new run. asked: the shard that the user named, or None.
-    Raises UserError if the existing run is not the shard asked for. With `resume`, the user need not name the shard: if
-    `asked` is None, the function returns the shard of the existing run.
+    before: the record of the run to continue; empty for a new run. asked: the shard that the user named, or None. With
+    `resume`, the user need not name the shard: if `asked` is None, the function returns the shard of the existing run.
+    In all other cases, the function raises UserError if `asked` differs from the shard of the existing run.
     """
     if not before:
         return asked

@@ -1,7 +1,7 @@
 """Instructions about the form of an answer, each with a function that checks whether an answer follows it, as in IFEval
 (Zhou et al. 2023).
 
-Their wordings are kvbench's own, and the checks only resemble IFEval's: scores are not comparable with that benchmark.
+The wordings are kvbench's own, and the checks only resemble IFEval's, so scores are not comparable with IFEval's.
 An answer without text follows no instruction.
 """
 

@@ -87,7 +87,7 @@ class Grades:
 def extract_code(text: str) -> str:
     """Return the lines between the last two lines with three backticks; "" if there are fewer than two such lines.
 
-    As in LiveCodeBench's ``extract_code``, these lines count even if they are a draft or hold no program.
+    As in LiveCodeBench's ``extract_code``, the returned lines may be a draft or hold no program.
     """
     lines = text.split("\n")
     fences = [number for number, line in enumerate(lines) if _FENCE in line]
@@ -107,8 +107,8 @@ def grade(
     """Run a program on the tests of a problem; each verdict stops at the first test that fails.
 
     inputs, outputs: for each test the text of standard input, and the expected output. function: the name of the
-    function that the tests call, if they call one. Each input then holds the function's arguments (JSON, one per line),
-    and each output the expected value (JSON). seconds: time limit per test.
+    function that the tests call; None if the program reads standard input. If the tests call a function, each input
+    holds its arguments (JSON, one per line), and each output the expected value (JSON). seconds: time limit per test.
 
     If the tests call a function and their data are not JSON, both verdicts are runtime_error. Raises ValueError if
     there are no tests, which LiveCodeBench would count as a pass, or if the numbers of inputs and outputs differ.
@@ -284,7 +284,7 @@ def _call_once(box: Box, problem: _Problem, test: int) -> tuple[Outcome, bytes]:
 
 
 def _twice(run: Callable[[], Verdict]) -> Verdict:
-    """Run a program, once more if its error code is -3 (out of time), and return the verdict of the last run.
+    """Run a program; if it runs out of time (error code -3), run it once more. Return the verdict of the last run.
 
     The machine may have been busy during the first run.
     """

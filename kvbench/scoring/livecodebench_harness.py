@@ -245,8 +245,8 @@ def _plain(value: Any) -> Any:
 def _number(value: Any) -> Any:
     """Return a number of numpy, fractions or decimal as one of the types that JSON has.
 
-    Raises ValueError for an array that does not hold exactly one number, because numpy calls the truth value of such an
-    array ambiguous.
+    Raises ValueError for an array that does not hold exactly one number, as numpy does when such an array is used as a
+    truth value.
     """
     if getattr(value, "ndim", 0):
         if value.size != 1:

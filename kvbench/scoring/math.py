@@ -1,8 +1,9 @@
 """Compare an output's answer with the reference mathematically, by three rules.
 
-`value`: math-verify on the whole output, in which it finds the answer itself (as in G-KV, with the reference as first
-argument). `strict`: math-verify on the last balanced box after the thinking block; an output without a box is wrong.
-`int_match` (in `aux`, for AIME and AMC): the same box compared as a plain integer.
+`value`: math-verify finds the answer in the whole output, and compares it with the reference (as in G-KV, the
+reference is the first argument). `strict`: math-verify compares the last balanced box after the thinking block with the
+reference; an output without a box is wrong. `int_match` (in `aux`, for AIME and AMC): the content of this box must be a
+plain integer that equals the reference.
 
 math-verify interrupts itself after `SECONDS` by SIGALRM. This works only in the main thread of a process, and some
 sympy calls ignore the signal. Therefore score in a `kvbench.scoring.pool.ScorePool`, never in a thread. As in

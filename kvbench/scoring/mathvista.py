@@ -51,9 +51,9 @@ class Wanted:
 def direct(text: str, wanted: Wanted, *, quoted: bool = False) -> str | None:
     """Return a text's answer if no extraction is needed; otherwise return None.
 
-    No extraction is needed if the text is an option or, where an integer or a float is asked for, such a number. The
-    rules are the official ones. quoted: also accept the quoted part of ``The answer is "...".``, as the official script
-    does with its option --quick_extract.
+    No extraction is needed if the text is an option, or if the wanted kind is integer or float and the text is a number
+    of this kind. The rules are the official ones. quoted: also accept the quoted part of ``The answer is "...".``, as
+    the official script does with its option --quick_extract.
     """
     if wanted.choices and text in wanted.choices:
         return text
@@ -140,9 +140,9 @@ def _plain(text: str) -> str:
 def _number(part: str, introduced: bool) -> str | None:
     """Return the number that counts as the answer in a part of a model's text; None if the part has no number.
 
-    If the answer begins the part (`introduced`), the first number behind the last "=" of the part's first clause counts
-    or, without such a number, the first number of the part. Otherwise the last number of the part counts. Exponents are
-    ignored.
+    If the answer begins the part (`introduced`), the first number behind the last "=" of the part's first clause
+    counts; if there is no such number, the first number of the part counts. If the answer does not begin the part, the
+    last number of the part counts. Exponents are ignored.
     """
     part = _EXPONENT.sub("", part)
     if not introduced:

@@ -1,9 +1,9 @@
 """Compute scores in other processes, each under a hard time limit.
 
 A score that exceeds the time limit becomes `Score(value=None, note="timeout: ...")`; if the scoring process dies, the
-note is ``"crashed: ..."``. No other score is affected. `pool.timeouts` and `pool.crashes` count both cases. Two kinds
-of task are scored in the calling process without this limit. A task with `cheap_score` is scored at once, in the
-caller's thread; a task that asks a judge is scored in a pool of threads.
+note is ``"crashed: ..."``. No other score is affected. `timeouts` and `crashes` of the pool count these scores. Two
+kinds of task are scored in the calling process, without the time limit: a task with `cheap_score` is scored at once, in
+the caller's thread; a task that asks a judge is scored in a pool of threads.
 
 Why not a library's pool: `concurrent.futures` cannot kill one hung worker and continue. pebble 5.2 can, but (1) if the
 kernel kills its idle workers to free memory, the pool takes no more work; (2) a hung worker outlives a killed parent;

@@ -2,7 +2,7 @@
 
 The hub's libraries retry a refused connection for half a minute per file. Before kvbench calls these libraries, it
 sends a request of its own, with at most `TRIES` attempts. The user therefore learns of a wrong name or a missing
-network within seconds. If the hub does not answer at all, this takes about half a minute.
+network within seconds. If the hub does not answer at all, all attempts together take about half a minute.
 """
 
 from __future__ import annotations

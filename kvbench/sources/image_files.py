@@ -1,4 +1,5 @@
-"""Reads image files of questions into RGB pixels, if format, number of pixels and completeness of the file allow it."""
+"""Decodes the image files of questions into RGB pixels, and refuses files that are too large, incomplete or of an
+unsupported format."""
 
 from __future__ import annotations
 

@@ -65,8 +65,8 @@ def difference(model: Any, report: Mapping[str, Any]) -> str:
     """Return how the weights in a model's files differ from those that its config requires; "" if they do not differ.
 
     If the files lack a weight, or hold it in another shape, transformers fills the weight with random numbers and only
-    logs a report. The files may lack buffers, which start with constants, and numbers that a quantiser adds. Wrong
-    shapes of quantised weights are not in the report.
+    logs a report. Missing buffers are no difference, because buffers start with constants; nor are missing numbers that
+    a quantiser adds. Wrong shapes of quantised weights are not found, because the report does not list them.
 
     model, report: the results of transformers' `from_pretrained`, called with `REPORTING`.
     """

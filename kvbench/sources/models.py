@@ -1,8 +1,8 @@
 """Finds a model and reads its configuration, without torch and without weights.
 
 A name that looks like a path is never sent to the hub. For a hub name, `describe` reads only the local cache; facts
-that the cache lacks are unknown until `located` or `fetched` asks the hub. A model that has only pickled weights, and
-damaged weights in a local folder, raise an error here, before any weights are loaded.
+that the cache lacks are unknown until `located` or `fetched` asks the hub. Two faults raise an error here, before any
+weights are loaded: the model has only pickled weights, or the weights in a local folder are damaged.
 """
 
 from __future__ import annotations

@@ -99,7 +99,8 @@ class StoredBytes:
 def stored_bytes(folder: Path, element: int) -> StoredBytes | None:
     """Return the bytes that a model's weights take in memory, from the headers of its files; None if files are missing.
 
-    element: bytes per number in memory for weights that are not quantised.
+    element: bytes that each number of an unquantised matrix takes in memory. An unquantised vector takes the bytes that
+    it has in the file.
     """
     if model_weights.lacking(folder):
         return None

@@ -2,7 +2,7 @@
 answers; it has a line per answer, layer and KV head.
 
 `kvbench record` writes the file beside the run's tables, and `report --html` shows it. An evicted entry never comes
-back, so a line stores one number per token: the number of the eviction that dropped the token. A run is complete
+back, so a line needs only one integer per token: the number of the eviction that dropped the token. A run is complete
 without this file.
 """
 

@@ -184,7 +184,7 @@ def check_same(out: str | Path, name: str, config: Mapping[str, Any]) -> None:
 def _there(out: str | Path) -> Path:
     """Return the folder `out` or, if `out` does not exist, its nearest parent that exists.
 
-    Raises UserError if the path found is not a folder.
+    Raises UserError if the path found is not a folder, or if `out` is empty, invalid or leads through a broken link.
     """
     if not str(out).strip():
         raise UserError("--out is empty; give a folder.")

@@ -1,5 +1,5 @@
-"""Writes, reads and compares run.json, the record of a run. It is written once, before any work; whenever the run is
-continued, the new settings are compared with those in the record.
+"""Writes, reads and compares run.json, the record of a run. The record is written before any work, and replaced only
+by `RunFolder.open` with `anew`. Whenever the run is continued, the new settings are compared with those in the record.
 
 The record holds the format, the whole configuration, the number of planned rows, the environment, the command, and a
 hash of each part and of the whole. A record that was edited by hand no longer matches its hashes and is refused,

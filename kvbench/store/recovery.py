@@ -53,8 +53,8 @@ class Entry:
         return self.scored, self.ok, self.generated
 
     def counts_before(self, other: Entry) -> bool:
-        """Whether this record counts instead of `other`, a record of the same row. The answer does not depend on which
-        of them was read first.
+        """Whether this record counts instead of `other`, a record of the same row. The order in which the two records
+        were read does not matter.
         """
         if self.rank != other.rank:
             return self.rank > other.rank

@@ -150,7 +150,7 @@ class LMEvalTask(Task):
         return self._notes
 
     def _describe(self, yaml: Definition, rows: LocalRows | None, task: Any, revision: str | None) -> None:
-        """Set what `sources` (for the run's record) and `notes` (for the user) return, after the data are loaded."""
+        """Set what `sources` (for the run's record), `notes` (for the user) and `version` say about the loaded data."""
         config, shots = yaml.config, yaml.config.num_fewshot or 0
         self._about = {"num_fewshot": shots}
         if rows is None:

@@ -80,7 +80,8 @@ class LongProc(Task):
         )
 
     def cluster(self, row: Mapping[str, Any]) -> str:
-        """Return the name of a row's source, such as a document, which other rows may share; "" if no row shares it."""
+        """Return the name of the source, such as a document, from which a row comes. Rows from one source get one name.
+        The name is "" if no other row comes from this source."""
         return ""
 
     def select(self, rows: Any) -> Any:
@@ -96,6 +97,6 @@ class LongProc(Task):
         raise NotImplementedError
 
     def grade(self, text: str, reference: Any) -> dict[str, float]:
-        """Return accuracy, partial_accuracy and extraction_rate (1 if the text holds an answer) of a model's text.
-        reference: from the method `reference`."""
+        """Return the scores of a model's text by name: accuracy, partial_accuracy, and extraction_rate (1 if the text
+        holds an answer). reference: the value that the method `reference` returned."""
         raise NotImplementedError

@@ -29,7 +29,7 @@ class _Parts:
 
 
 def is_gated(name: str) -> bool:
-    """Return whether the owner of a task's data forbids showing them; False if no such task can be loaded."""
+    """Return whether the owner of a task's data forbids showing these data; False if the task cannot be loaded."""
     try:
         return get_task(name).gated
     except KVBenchError:
@@ -37,7 +37,7 @@ def is_gated(name: str) -> bool:
 
 
 def gated_data() -> set[str]:
-    """Return the hub names of the data sets whose owners forbid showing them."""
+    """Return the hub names of the data sets that must not be shown, because their owners forbid it."""
     manifests = (getattr(cls, "manifest", None) for _, cls in tasks.items())
     return {one.hub for one in manifests if isinstance(one, Manifest) and one.gated and one.hub}
 
@@ -113,7 +113,8 @@ def task_names() -> list[str]:
 
 
 def base_name(name: str) -> str:
-    """Return the first part of a task's name, under which the task is registered: ``ruler`` for ``ruler/vt@8192``."""
+    """Return the part of a task's name under which the task is registered: ``ruler`` for ``ruler/vt@8192``. A name that
+    begins with ``lm_eval:`` is returned whole."""
     return name if name.startswith(LM_EVAL) else re.split("[/@]", name, maxsplit=1)[0]
 
 

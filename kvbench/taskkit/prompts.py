@@ -80,7 +80,8 @@ STYLES = {style.name: style for style in _STYLES}
 def uses_chat(chat: bool, style: str, *, no_chat_template: bool = False) -> bool:
     """Return whether prompts use the chat template.
 
-    chat: whether the task would use one; style: the prompt style; no_chat_template: the flag of this name.
+    chat: whether the task would use one. style: the prompt style. no_chat_template: whether the user gave
+    --no-chat-template.
     """
     raw = style in STYLES and not STYLES[style].chat  # styles outside STYLES belong to one task
     return chat and not raw and not no_chat_template
@@ -123,9 +124,9 @@ def check_template(
     variables: Mapping[str, Any] = NO_VARIABLES,
     origin: str | None = None,
 ) -> None:
-    """Raise UserError if there is no chat template, it cannot render a prompt, or it does not read one of `variables`;
-    check nothing if `chat` is False.
+    """Raise UserError if the chat template is missing, cannot render a prompt, or does not read one of `variables`.
 
+    chat: whether prompts use the chat template; False: nothing is checked.
     variables: as `template_variables.parse` returns them. origin: the template's file, for messages.
     """
     if chat:
@@ -249,14 +250,14 @@ def effective_thinking(
     """Return whether outputs will hold a thinking block, which the scorer must then expect.
 
     The result is None without a chat template, or if the template has neither tags of thinking nor the variable
-    `enable_thinking`. Otherwise a rendered prompt decides, by what follows the question (system messages may describe
-    thinking blocks):
+    `enable_thinking`. For all other templates, the function renders a prompt, and the text after the question decides.
+    The text before it does not count, because system messages may describe thinking blocks.
 
-    - It ends inside an open thinking block: True, even if `thinking` is False, because the template then has no switch
-      (R1 distills).
-    - Its last thinking block is closed: False.
-    - It holds no thinking block: the value of `thinking`; but if another variable switches thinking (`SWITCHES`), its
-      value in `variables`, or None.
+    - The text ends inside an open thinking block: the result is True, even if `thinking` is False, because the template
+      then has no switch (R1 distills).
+    - The last thinking block of the text is closed: the result is False.
+    - The text holds no thinking block: the result is `thinking`. If the template is switched by one of `SWITCHES`
+      instead of `enable_thinking`, the result is this variable's value in `variables`, or None.
     """
     text = template_text(tokenizer, chat_template) if chat else None
     if text is None or not ("think>" in text or "enable_thinking" in text):
@@ -287,7 +288,7 @@ def _needs_parts(tokenizer: Any, chat_template: str | None) -> bool:
 
 
 def with_thinking(variables: Mapping[str, Any], thinking: bool | None) -> dict[str, Any]:
-    """Return a template's variables with the one that switches thinking, unless `thinking` is None."""
+    """Return a template's variables with `enable_thinking` set to `thinking`; unchanged if `thinking` is None."""
     return dict(variables) if thinking is None else {**variables, template_variables.THINKING: thinking}
 
 

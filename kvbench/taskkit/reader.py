@@ -45,7 +45,7 @@ class ModelReader:
 
     def wrapping(self, *, thinking: bool | None = None) -> int:
         """Return how many tokens a prompt has besides the user's text: those of the chat template or, without one, the
-        special tokens. thinking: the template's thinking switch; None: the template's own."""
+        special tokens. thinking: the template's thinking switch; None: the template's default."""
         word = "word"
         doc = Doc(doc_id="", turns=(Turn(question=word),), reference=None)
         return len(self.ids(self.text(doc, thinking=thinking))) - self.count(word)

@@ -18,10 +18,10 @@ FUNCTIONS = frozenset({"range", "dict", "namespace", "raise_exception", "strftim
 
 
 def parse(options: Iterable[str]) -> dict[str, Any]:
-    """Return the values of texts NAME=VALUE by name.
+    """Parse texts of the form NAME=VALUE, and return {name: value}.
 
-    true and false in any case, null, numbers, and lists and objects in JSON become values of these types; anything
-    else stays a text. Raises UserError for variables that another option or kvbench sets.
+    A VALUE that is valid JSON is parsed as JSON; true and false may be written in any case. Any other VALUE stays a
+    text. Raises UserError for variables that another option or kvbench sets.
     """
     variables = {}
     for option in options:
@@ -84,7 +84,7 @@ def switches_thinking_elsewise(template: str) -> bool:
 
 
 def switched(variables: Mapping[str, Any]) -> bool | None:
-    """Return the value of the first of `SWITCHES` that is given as true or false; None without one."""
+    """Return the value of the first variable that is in `SWITCHES` and is true or false; None if there is none."""
     return next((value for name, value in variables.items() if name in SWITCHES and isinstance(value, bool)), None)
 
 

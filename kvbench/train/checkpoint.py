@@ -50,7 +50,8 @@ def _header(shapes: Mapping[str, torch.Size], state: Mapping[str, Any]) -> bytes
 def state_of(path: Path) -> dict[str, Any]:
     """Return what a checkpoint holds besides its tensors.
 
-    These are the settings, the step, the seconds of training so far, and the held-out figures before the training.
+    These are the recipe's name, the model's name, revision and fingerprint, the settings, the step, the seconds of
+    training so far, and the held-out figures before the training.
 
     Raises SetupError when the file cannot be read.
     """

@@ -51,7 +51,11 @@ def parsed_rows(path: str | Path, prompting: Prompting) -> Iterator[Row]:
 
 @dataclass(frozen=True, slots=True)
 class _Maker:
-    """Makes questions from rows. thinks: whether the model's answers hold a thinking block; None if unknown."""
+    """Makes questions from rows of a data file.
+
+    thinking: whether the chat template turns thinking on; None: the template's default. thinks: whether the model's
+    answers hold a thinking block; None if unknown.
+    """
 
     loaded: LoadedModel
     collection: Collection

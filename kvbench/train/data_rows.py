@@ -118,7 +118,10 @@ class _Columns:
         return last_box(self.optional("solution"))
 
     def messages(self, name: str) -> list[Spoken]:
-        """Return the role and text of each message in a column: objects with role and content, or from and value."""
+        """Return the role and text of each message in a column.
+
+        A message is an object with the fields `role` and `content`, or with the fields `from` and `value`.
+        """
         given = self.values[name]
         if not isinstance(given, list) or not all(isinstance(message, dict) for message in given):
             raise UserError(f"{self.where}: {quote(name)} must be a list of messages: objects with role and content.")

@@ -67,8 +67,9 @@ class Entry:
         traces, held_out: how many questions or examples to train on, and how many to hold out.
         learns_from: what the recipe trains on: answers to the questions (from the data or by the model), the questions
             alone, or examples with answers (`kvbench.train.head_data`).
-        tested_on: what the held-out figures use. "answers": answers to the held-out questions, collected before the
-            training. "questions": the questions; the recipe lets the model answer them for each figure.
+        tested_on: what the held-out figures use, if the recipe learns from answers. "answers": answers to the held-out
+            questions, collected before the training. "questions": the questions; the recipe lets the model answer them
+            for each figure.
         dtype: number type of the loaded model; a recipe with the option `precision` ignores it.
         options: the recipe's own settings and their defaults. A recipe that learns from answers also has the settings
             of `kvbench.train.collection`. A recipe that learns from questions has only two of those settings,

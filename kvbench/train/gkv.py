@@ -45,12 +45,13 @@ class SparseRecipe(Recipe):
     """The base class of recipes that train the model to work with an evicted cache.
 
     `settings.more`:
-        method: with its options in parentheses. budget: ignored by a method that takes none. interval.
+        method: the eviction method, with its options in parentheses.
+        budget, interval: of the evictions; a method that takes no budget ignores `budget`.
         slots: answers generated at once. micro: answers per forward pass with gradients.
         recompute: gradient checkpointing (auto, on, off).
         precision: of weights and gradients; the optimiser updates float32 copies of bfloat16 weights.
         lora: rank of an adapter, which alone is trained (`kvbench.train.lora`); 0: no adapter.
-        One more setting is the temperature of the logits; the class attribute `softness` has the name of this setting.
+        temperature, or the option that the class attribute `softness` names instead: divides the logits.
     """
 
     kind, figure, higher = "model", "accuracy", True

@@ -43,8 +43,8 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The gates, scorers or surrogates of a published checkpoint by layer, with its files and its configuration ({} if
-    none)."""
+    """A published checkpoint: the tensors of each layer's gate, scorer or surrogate, the files that hold them, and the
+    checkpoint's configuration ({} if it has none)."""
 
     layers: Layers
     files: list[Path]
@@ -60,7 +60,7 @@ def import_weights(
         source: a file, or a folder with files and perhaps a ``config.json``.
         kind: trimkv, retention, foresightkv or kvzap.
         config: the ``config.json`` of the model for which the checkpoint was made; base_model: the model's name.
-        gate: the kind of gate, needed if names, sizes and the checkpoint's configuration do not determine it.
+        gate: the kind of gate; needed if the tensors' names and sizes and the checkpoint's configuration leave it open.
 
     Raises SetupError when the source cannot be read or holds no weights for this model. Raises UserError when `gate` is
     needed but not given.

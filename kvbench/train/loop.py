@@ -222,8 +222,8 @@ def rate(settings: Settings, step: int) -> float:
 
     - cosine: it falls as a cosine to `floor` times the peak.
     - constant: it stays at the peak.
-    - trapezoid: it stays at the peak, and falls linearly during the last steps, as many as the warm-up has. It is never
-      below `floor` times the peak, not even during the warm-up.
+    - trapezoid: it stays at the peak, then falls linearly; the fall has as many steps as the warm-up and ends with the
+      training. The rate is never below `floor` times the peak, not even during the warm-up.
     """
     warm = (step + 1) / settings.warmup if settings.warmup else 1.0
     if settings.schedule == "trapezoid":

@@ -77,7 +77,7 @@ def draw_batch(items: Sequence[T], settings: Settings, step: int) -> list[T]:
 
 
 def with_gradient(loss: torch.Tensor, parameters: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Return the loss with the same value and gradients, but with a graph that holds no activations of the model.
+    """Return a loss with the value and gradients of `loss`, but with a graph that holds no activations of the model.
 
     The gradients with respect to `parameters` are computed now; the new graph holds only these gradients.
     """
@@ -153,9 +153,9 @@ class Recipe(ABC):
         return ()
 
     def stored(self) -> Mapping[str, Sequence[torch.Tensor]]:
-        """Return the tensors that the recipe keeps of the items that it has read, by the item's name.
+        """Return, by the item's name, the tensors that the recipe keeps in memory after it has read an item.
 
-        With these tensors the recipe need not read an item again at a later step.
+        With these tensors the recipe need not read the item again at a later step.
         """
         return {}
 

@@ -26,7 +26,7 @@ OnExample = Callable[[int], None]  # called with the number of texts read so far
 class Estimate:
     """The result of an estimate: the tensors of a table, and facts for its card (`made`).
 
-    heads: a number per query head to print, [layers, query heads]; what: the name of this number.
+    heads: the numbers to print, one per query head, [layers, query heads]. what: the name of these numbers.
     """
 
     tensors: Mapping[str, torch.Tensor]

@@ -1,7 +1,7 @@
 """One hostile program of a corpus, and its targets: the files, sockets and process that it attacks.
 
 An attack is a Python file that begins with comment lines ``# name: value``: id, class, mode (stdio or call), check (the
-kinds of success to look for, separated by commas), expected-status, and stdin-bytes (size of the input). Before the
+kinds of success to look for, separated by commas), expected-status, and stdin-bytes (padding of the input). Before the
 program runs, each ``@@NAME@@`` in its text is replaced by the value with this name. Most values are paths, ports or
 process ids of targets. All targets are harmless: files in a temporary folder, sockets on loopback, a sleeping process.
 """

@@ -1,7 +1,7 @@
 """Observes a grader and its descendants while a hostile program runs: processes, threads, memory, disk, a port.
 
-`watch` reads ``/proc`` every 20 ms, so it may miss a process or a peak that lasts less. Where memory is summed over
-processes, a page that several of them share counts once per process.
+`watch` reads ``/proc`` every 20 ms, so it may miss a process or a peak that lasts less than 20 ms. Where memory is
+summed over processes, a page that several processes share counts once per process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ _SETTLE_SECONDS = 0.5  # a process alive this long after its grader ended counts
 
 @dataclass
 class Peaks:
-    """The highest values seen while a program ran: bytes of memory and disk, numbers of processes and threads."""
+    """The highest values seen while a program ran: bytes of memory and disk, numbers of processes and threads.
+
+    shared: growth of the machine's shared memory. listened: whether a connection to the program's port succeeded.
+    """
 
     memory: int = 0
     grader_memory: int = 0

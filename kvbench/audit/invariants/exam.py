@@ -44,8 +44,8 @@ CHUNK, TAIL, SHARE = 16, 7, 0.4
 def once(work: Callable[Concatenate[Exam, P], T]) -> Callable[Concatenate[Exam, P], T]:
     """Make a method of `Exam` run only once for the same arguments; later calls return the same result.
 
-    If the method fails, the first call and all later calls raise the same `Stopped`. But if the method raises Broken or
-    NotApplicable, that error is raised unchanged, and the next call runs the method again.
+    If the method raises Broken or NotApplicable, the call raises this error unchanged, and the next call runs the
+    method again. After any other error, this call and all later calls raise the same `Stopped`.
     """
 
     @functools.wraps(work)

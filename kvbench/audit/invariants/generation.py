@@ -275,7 +275,8 @@ def _same(a: Trial, b: Trial, request: Request, sample: int, how: str) -> None:
 def _compare(exam: Exam, way: Way, request: Request, sample: int, *, masked: bool, upto: int | None) -> None:
     """Compare the engine's logits with those of a pass without a cache (`Exam.dense`), at positions below `upto`.
 
-    Raises Broken if they differ by more than rounding. upto: None compares all positions.
+    Raises Broken if they differ by more than rounding. masked: whether the pass hides evicted entries. upto: None
+    compares all positions.
     """
     trial, dense = exam.main(way), exam.dense(way, request, sample, masked=masked).logits
     _, key = noise_keys(request, sample)

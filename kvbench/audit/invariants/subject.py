@@ -80,11 +80,11 @@ class Subject:
     full: dict[Any, Any] = field(default_factory=dict)  # trials with the full cache, see `Exam.full`
 
     def serve(self, method: Method) -> tuple[Method, LoadedModel]:
-        """Return the method in a form that can run on this model, and the model for it.
+        """Return the method with all files that it needs, and the loaded model on which it runs.
 
-        The method gets a draft model and a file of weights or tables if it needs them. Missing weights and tables are
-        drawn at random, because no invariant depends on their quality. Raises NotApplicable for an oracle (a method
-        that knows tokens that the model has yet to generate), and for a method whose weights have unknown shapes.
+        The files are a draft model, and weights or a table. Missing weights and tables are drawn at random, because no
+        invariant depends on their quality. Raises NotApplicable for an oracle (a method that knows tokens that the
+        model has yet to generate), and for a method whose weights have unknown shapes.
         """
         if method.oracle:
             raise NotApplicable("the method is an oracle; only 'kvbench replay' runs it")

@@ -111,7 +111,10 @@ class ReferenceLayer:
 
 
 class ReferenceCache:
-    """A minimal cache that lets a method evict from the layers of a parity case."""
+    """A minimal cache that lets a method evict from the layers of a parity case.
+
+    watch: called right before each eviction, with the views of all layers.
+    """
 
     def __init__(self, case: Case, plan: CasePlan, method: Method, watch: Watch | None = None) -> None:
         self.plan, self.method, self.heads, self.watch = plan, method, case.heads, watch

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def audit_parity(folder: Path, as_json: bool) -> int:
-    """Repeat all cases below a folder that were recorded with the papers' code, and print tables or one JSON document.
+    """Repeat the cases that were recorded with the papers' code, and print tables or one JSON document. folder: the
+    cases lie below it.
 
     Cases that kvbench cannot repeat are only listed. Returns exit code 0 if at least one decision or value was compared
     and all of them agree with the papers' code: decisions up to ties, values up to rounding. Otherwise returns 1.

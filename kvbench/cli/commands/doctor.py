@@ -1,4 +1,4 @@
-"""``kvbench doctor``: is this machine ready? Versions, devices, memory, folders. A problem ends with exit code 3."""
+"""``kvbench doctor``: checks this machine's versions, devices, memory and folders. Exit code 3 reports a problem."""
 
 from __future__ import annotations
 

@@ -167,8 +167,8 @@ def _nature(name: str, method: Any) -> dict[str, Any]:
 
 
 def _scope(method: Any) -> str:
-    """Return a short text that says which entries compete for a method's budget, for example ``head``. For a method
-    with this scope, the text also says whether heads get uneven shares of the budget."""
+    """Return a method's scope as text, for example ``head``: the entries of a head compete for the budget. The text is
+    ``head, uneven`` if the heads get uneven shares of the budget."""
     return str(method.scope) if method.uniform or method.scope != "head" else "head, uneven"
 
 

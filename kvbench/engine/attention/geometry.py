@@ -104,9 +104,9 @@ class LayerGeometry:
 def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape, ...]]:
     """Return the geometry of a language model's attention layers, and the shapes of the states of its recurrent layers.
 
-    Raises UserError when the engine does not support the model. Raises ProbeFailed, a subclass, when the forward pass
-    fails, perhaps only because meta tensors have no values. The forward pass of a model with recurrent layers works on
-    meta tensors too; if it fails, the error is a plain UserError.
+    Raises UserError when the engine does not support the model. Raises ProbeFailed, a subclass of UserError, when the
+    forward pass fails; one possible cause is that meta tensors have no values. For a model with recurrent layers, a
+    failed pass raises a plain UserError, because the pass of such a model works on meta tensors too.
     """
     refuse_unsupported(model.config)
     text = model.config.get_text_config()

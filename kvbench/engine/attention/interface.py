@@ -73,7 +73,11 @@ class AttentionCall:
         bias: torch.Tensor | None,
         sums: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return `grouped_attention` of these queries and keys, with the scaling, softcap and sinks of the call."""
+        """Return the attention of queries to stored entries, with the scaling, softcap and sinks of the call.
+
+        The arguments are those of `grouped_attention`. In latent layers, where the values are a part of the keys,
+        `values` has no effect.
+        """
         return grouped_attention(
             *(query, keys, self.read_values(keys, values), bias),
             scaling=self.scaling,
@@ -138,8 +142,8 @@ def run(model: Any, states: RecurrentStates | None = None, **inputs: Any) -> Any
 class RoutedModel:
     """A model whose attention handler may differ from one forward pass to the next, inside `with model.routed()`.
 
-    Registering a function with transformers takes about a millisecond, changing the handler no time. So prefill and
-    decoding alternate within one `routed()` block. The handler gets the calls of layers with latent attention in
+    Registering a function with transformers takes about a millisecond; changing the handler takes no time. So prefill
+    and decoding alternate within one `routed()` block. The handler gets the calls of layers with latent attention in
     the latent form (`AttentionCall.in_latents`). hidden: as for `route`.
     """
 
@@ -165,9 +169,10 @@ class RoutedModel:
 
 
 def text_model(model: Any) -> Any:
-    """Return a model's decoder, without vision part and output layer; if transformers finds none, return the model.
+    """Return a model's decoder, without vision part and output layer.
 
-    The two parts of a vision-language model may have different attention implementations.
+    If transformers finds no decoder, return the model. In a vision-language model, vision part and decoder may have
+    different attention implementations.
     """
     try:
         decoder = model.get_decoder()

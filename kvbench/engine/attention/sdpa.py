@@ -26,8 +26,8 @@ _CUDA_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SD
 def newest_rows(count: int, rows: int) -> torch.Tensor | None:
     """Return the causal mask for the queries of the newest `count` of `rows` tokens.
 
-    The mask is an object that stores no elements. Query i (from 0) sees all keys but the newest count - 1 - i. None if
-    no key is hidden. Only `grouped_sdpa` on CUDA takes such a mask.
+    The mask is an object that stores no elements. Query i (from 0) sees all keys but the newest count - 1 - i. Returns
+    None if no key is hidden. Only `grouped_sdpa` on CUDA takes such a mask.
     """
     return causal_lower_right(count, rows) if count > 1 else None
 

@@ -72,7 +72,10 @@ class BlockTable:
         self._changed.append(at)
 
     def make_room(self, ahead: np.ndarray) -> None:
-        """Allocate pages so that every head has room for its slot's next entries. ahead: how many, per slot."""
+        """Allocate pages so that every head has room for the next entries of its slot.
+
+        ahead: for each slot, how many entries a head may gain.
+        """
         room, wanted = self.pages * PAGE, self.lengths + np.resize(ahead, len(self.lengths))[:, None]
         short = np.nonzero((wanted > room).any(axis=1))[0]
         if short.size:
@@ -133,7 +136,7 @@ class BlockTable:
 
 
 def _listed(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return two arrays that list the places of all owners: the owner of each place, and its number within that owner.
+    """Return two arrays with an element for each place: its owner, and its number among the places of this owner.
 
     counts: [m], how many places each owner has; numbers begin at 0. Both arrays are int64 and ordered by owner.
     """

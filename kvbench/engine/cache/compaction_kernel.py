@@ -49,9 +49,9 @@ def compact(
     Args:
         keep: [b, Hk, n] bool, the entries that stay. places: an upper bound, at least 1, on the entries that move in a
             head.
-        tensors: of all rows, contiguous. Each holds one entry or one number per place: [rows, Hk, width(, D)] or, with
-            a table, [pages * page(, D)].
-        index: [b] int64, the batch's rows. width: the size of axis 2 of the tensors or of the table.
+        tensors: contiguous, with all rows, not only the batch's. Each holds D numbers or one number per place:
+            [rows, Hk, width(, D)] or, with a table, [pages * page(, D)].
+        index: [b] int64, the batch's rows among all rows. width: the size of axis 2 of the tensors or of the table.
         table: [rows, Hk, width] int32, contiguous: the pages of every head in order. page: entries per page.
     """
     heads = keep.shape[1]
@@ -121,8 +121,10 @@ def _list(KEEP, FACTS, LISTS, n, places, fewest, TILE: tl.constexpr):  # type: i
 
 @triton.jit
 def _at(place, row, TABLE, width, PAGE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the index, int64, at which the tensors hold the entry at `place` of a head. row: the head's number; the
-    heads of all rows are counted in one series."""
+    """Return the index, int64, at which the tensors hold the entry at `place` of a head.
+
+    row: the head's index after axes [rows, Hk] are flattened.
+    """
     if PAGE:
         return tl.load(TABLE + row * width + place // PAGE).to(tl.int64) * PAGE + place % PAGE
     return row * width + place

@@ -208,7 +208,10 @@ class PagedCache(SlotCache):
         self._heads = sum(g.kv_heads for g in geometry if g.evicts)
 
     def make_room(self, ahead: Sequence[int]) -> None:
-        """Allocate pages so that every head has room for its slot's next entries. ahead: how many, per slot."""
+        """Allocate pages so that every head has room for the next entries of its slot.
+
+        ahead: for each slot, how many entries a head may gain.
+        """
         for stack in self.stacks:
             stack.blocks.make_room(np.array(ahead))
 

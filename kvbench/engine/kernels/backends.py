@@ -42,8 +42,8 @@ class Decode(Protocol):
         table: [S, Hk, W] int32 or int64, contiguous: the pages of every head in order.
         sinks: [Hq] logits of a virtual key without value.
         latent: in latent attention, how many of a key's first numbers are its value (Dv is then 0); else 0.
-        sums: [S, Hk, g, P] float32, contiguous, without a table. The function adds to it the attention of each query
-            head of a live slot to every entry (see `grouped_attention`).
+        sums: [S, Hk, g, P] float32, contiguous; only without a table. The function adds to `sums`, for each query head
+            of a live slot, the attention that every entry receives (see `grouped_attention`).
 
     Returns [S, Hq, Dv or latent]. Never waits for the device; all calls may be captured in a CUDA graph.
     """

@@ -28,8 +28,9 @@ class CompiledLayers:
 
     The model runs them inside `with layers.active():`; outside this block it runs its own plain layers.
 
-    The first forward pass with inputs of new shapes compiles, which takes seconds to a minute, so it must run before a
-    graph is captured. If compiling fails, the rest of this pass and all later passes run the plain layers.
+    The first forward pass with inputs of new shapes compiles the layers. This takes seconds to a minute, so the pass
+    must run before a graph is captured. If compiling fails, the rest of the pass and all later passes run the plain
+    layers.
 
     Args:
         model: the causal language model.

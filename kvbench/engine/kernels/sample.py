@@ -123,7 +123,7 @@ def _best(  # type: ignore[no-untyped-def]
     LOGITS, stride, vocabulary, temperature, SMALLEST, KEYS, key_stride, STEPS, step_stride, SCORES, TOKENS, parts,
     FILTERS: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    """Find the allowed token with the largest scaled logit plus Gumbel noise in a part of the vocabulary.
+    """Find, in one part of the vocabulary, the allowed token with the largest sum of scaled logit and Gumbel noise.
 
     A token with a logit of NaN or +inf beats all others.
     """

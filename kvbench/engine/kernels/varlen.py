@@ -1,8 +1,8 @@
 """A decode step's attention by `torch.nn.attention.varlen`, flash-attention as it ships with torch 2.13.
 
 The kernel gets every KV head of every slot as a sequence of its own, with one new token and with the query heads of the
-group. `num_splits=1` keeps the kernel from splitting a sequence. The number of splits would depend on the longest
-sequence, so a slot's result would depend on the other slots.
+group. `num_splits=1` keeps the kernel from splitting a sequence. If the kernel chose the number of splits, that number
+would depend on the longest sequence, so a slot's result would depend on the other slots.
 """
 
 from __future__ import annotations

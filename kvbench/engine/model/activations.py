@@ -37,7 +37,9 @@ def pass_bytes(model: Any, states: Sequence[StateShape], tokens: int, dtype: tor
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of the tensors that operations inside the block create: `now` and at their `peak`.
+    """Counts the bytes of the tensors that operations inside the block create.
+
+    now: the bytes of the tensors that exist at present; peak: the largest value of `now` so far.
 
     A tensor counts until it is dropped. sizes: maps a dtype to the bytes to count per number, in place of the dtype's
     own size.

@@ -31,7 +31,10 @@ STEPS = 4  # the limit on every GPU's weights is raised by 1 / STEPS of the larg
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """Which device holds which parts of a model. modules: the device of each of the model's modules, by name."""
+    """Which device holds which parts of a model.
+
+    modules: the device of each of the model's modules, by the module's name; parts: what each device holds.
+    """
 
     modules: Mapping[str, torch.device]
     parts: tuple[Part, ...]
@@ -82,7 +85,10 @@ def with_parts(shape: ModelShape, division: Division | None) -> ModelShape:
 
 
 def mover(device_map: str, device: str) -> Callable[[Any], Any] | None:
-    """Return the function that moves a loaded model to its devices, as `load` takes it; None for device map "none"."""
+    """Return a function that moves a loaded model to its devices, for the argument `move` of `load`.
+
+    The result is None for device map "none".
+    """
 
     def move(model: Any) -> Any:
         division = divide(model.config, device_map, device, model.dtype)

@@ -98,7 +98,7 @@ def load(
 ) -> LoadedModel:
     """Load weights and tokenizer from a folder or hub id, and merge the adapter into the weights.
 
-    move: moves the model from the host to its devices; None: to `device`.
+    move: function that moves the model from the host to its devices and returns it; None: the model moves to `device`.
 
     Raises SetupError (weights missing, damaged or not safetensors; hub unreachable; device or flash-attn missing) and
     UserError (architecture not supported, unknown device or dtype, adapter of another model).
@@ -235,7 +235,7 @@ def limit_time_steps(model: Any) -> None:
 
     transformers' Nemotron-H does not read these limits (huggingface/transformers#48989). Its passes of several tokens
     raise every time step to `time_step_min`, which should limit the initial weights only. Its passes of one token do
-    not.
+    not raise any time step.
     """
     limits = getattr(model.config.get_text_config(), "time_step_limit", None)
     if limits is None:

@@ -1,4 +1,4 @@
-"""Finds the tokens of a vocabulary that consist of given characters, such as separators, and white space."""
+"""Finds the tokens of a vocabulary that consist of white space and given characters, such as separators."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from kvbench.errors import UserError
 
 
 def marks(loaded: LoadedModel, characters: str) -> torch.Tensor:
-    """Return which tokens consist only of these characters and white space, [V] bool, on the model's device.
+    """Return which tokens consist only of `characters` and white space, [V] bool, on the model's device.
 
-    True also for tokens of white space alone, False for special tokens. Raises UserError if the model has no tokenizer,
-    or if no token for which the result is True contains one of `characters`.
+    The result is True also for tokens of white space alone, and False for special tokens. Raises UserError if the model
+    has no tokenizer, or if the result is False for all tokens other than white space.
     """
     tokenizer, size = loaded.tokenizer, loaded.model.get_input_embeddings().weight.shape[0]
     if tokenizer is None:

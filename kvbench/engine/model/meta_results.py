@@ -1,7 +1,7 @@
 """Results of operators on meta tensors, remembered by the operator and the sizes of its arguments.
 
-A plan runs the same operators on tensors of the same sizes many times. torch computes the size of a result in Python
-for most operators, which takes several times as long as to look it up.
+A plan runs the same operators on tensors of the same sizes many times. For most operators torch computes the size of a
+result in Python. This takes several times as long as a look-up.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Faster RMS norms on a CPU: torch's own operator in place of the model's code, with the same bits.
 
 A model's RMS norm calls six operators from Python. torch's operator computes the same steps in one call, which takes
-two thirds of the time. It is used only where a trial gives the bits of the model's own code; norms that add 1 to their
-weight, for example, stay as they are.
+two thirds of the time. A norm uses torch's operator only if a trial gives the same bits as the model's own code. Norms
+that add 1 to their weight, for example, stay as they are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Norm = Callable[[torch.Tensor], torch.Tensor]
 def fused_norms(model: Any) -> Iterator[int]:
     """While the block runs, use torch's operator in the RMS norms of a float32 model on a CPU.
 
-    A norm uses torch's operator only if a trial of both gives equal bits. Yields the number of such norms.
+    A norm uses it only if a trial gives the same bits as the norm's own code. Yields the number of norms that use it.
     """
     first = next(model.parameters(), None)
     modules = model.modules() if first is not None and first.device.type == "cpu" else ()

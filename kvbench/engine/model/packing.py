@@ -1,10 +1,10 @@
 """Faster linear layers on a CPU: weights packed once for oneDNN's matrix product of few rows.
 
 A decode step multiplies a few rows (one per slot) with every weight matrix. torch's default product packs the weights
-again in each call; with 2 to 32 rows packing costs 1.1 to 4 times the product itself. bfloat16 weights are packed on
-processors for which oneDNN has a bfloat16 product, which is faster even for a single row. Like default layers, packed
-layers give a row the same bits at any place in the batch and beside any other rows; but packed and default layers
-differ in the last bits.
+again in each call; with 2 to 32 rows, packing takes 1.1 to 4 times as long as the product. bfloat16 weights are packed
+on processors for which oneDNN has a bfloat16 product, because packed weights are then faster even for a single row.
+Like default layers, packed layers give a row the same bits at any place in the batch and beside any other rows; but
+packed and default layers differ in the last bits.
 """
 
 from __future__ import annotations

@@ -24,8 +24,11 @@ GRIDS = ("image_grid_thw", "image_sizes", "batch_num_images")  # inputs whose nu
 def tower_bytes(model: Any, read: Mapping[str, torch.Tensor]) -> tuple[int, int]:
     """Return the most bytes that the vision part holds while it reads images, and the bytes that it holds afterwards.
 
-    Both include the model's inputs for the images. model: on the meta device, in the run's dtype. Attention
-    counts only with its output, because the kernels that transformers uses by default store no attention weights.
+    Both numbers include the bytes of `read`. model: on the meta device, in the run's dtype; read: the model's inputs
+    for the images, by name.
+
+    Attention counts only with its output, because the kernels that transformers uses by default store no attention
+    weights.
     """
     like = {"device": "meta", "dtype": model.dtype}
     given = {name: value if name in GRIDS else torch.empty(value.shape, **like) for name, value in read.items()}

@@ -1,9 +1,9 @@
 """Capacity loss of retention gates: by how much the entries, weighted by their decay beta^age, exceed a budget.
 
-TRIM-KV (arXiv 2512.03324) compares the entries of each layer and head with a budget of M; global retention (arXiv
-2605.09649) compares the entries of all L layers and Hk heads together with M L Hk. Both papers divide the excess at
-time t by the number of entries read until then. The released code divides the excess by the largest possible excess,
-and averages over positive terms only.
+TRIM-KV (arXiv 2512.03324) compares the entries of each layer and head with a budget of M. Global retention (arXiv
+2605.09649) adds up the entries of all L layers and Hk heads, and compares the sum with M L Hk. Both papers divide the
+excess at time t by the number of entries read until then. The released code divides the excess by the largest possible
+excess, and averages over positive terms only.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ Tensors, stacked over the layers of the model unless shared (I: the width, D: hi
     rg10   as rg, and mid.weight [L, I, I]   mid.bias [L, I]
     out.weight [L, Hk, I], [Hk, I] or [I], and out.bias [L, Hk], [Hk] or [1], as tied
 
-With layers_and_heads the layer that computes h (in, kv, kv_gate and kv_up; in rg10 mid) has Hk I outputs instead of I.
+With layers_and_heads, the tensors from which h follows (in, kv, kv_gate and kv_up; in rg10 only mid) give Hk I
+outputs instead of I.
 """
 
 from __future__ import annotations

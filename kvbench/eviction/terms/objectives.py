@@ -48,7 +48,7 @@ def advantages(rewards: torch.Tensor) -> torch.Tensor:
 
 
 def chosen_log_probs(scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """Return log softmax(scores), one number for each entry that `chosen` marks. Both are [..., n]; chosen: bool.
+    """Return log softmax(scores) at the entries that `chosen` marks. scores: [..., n]; chosen: [..., n] bool.
 
     This is GRPO's policy over evictions: `scores` are the drop scores of all competing entries, `chosen` the dropped
     entries. As in the released code, it is not the exact probability of a draw without replacement.

@@ -1,8 +1,8 @@
 """How much each cached key repeats others: the redundancy of R-KV (arXiv 2505.24133), which G-KV uses too.
 
-Compute the matrix of cosine similarities of all keys of a head, with diagonal 0. In each row, set the similarity to the
-most recent similar key (cosine above the threshold) to 0. This "spares" that key, so that the newest of several copies
-survives. Then take the mean over the rows, and a softmax over the entries: one number per entry.
+Compute the matrix of cosine similarities of all keys of a head, with diagonal 0. In each row, find the most recent
+similar key (cosine above the threshold), and replace its cosine by 0. This "spares" that key, so that the newest of
+several copies survives. Then take the mean over the rows, and a softmax over the entries: one number per entry.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ def redundancy(
     Args:
         threshold: cosine above which two keys count as similar, 0 or more.
         order: [b, Hk, N] indices that list the entries, as `LayerView.text_order` does.
-        spare: which similar key's cosine is set to 0 in each row of the matrix of cosines: that of the last or the
-            first in `order`.
+        spare: which of its similar keys each row of the matrix of cosines spares: the last or the first in `order`.
         column_zero: reproduce the released R-KV code: a row of the matrix without a similar key spares the first entry
             in `order`. If `spare` is "first", every row spares this entry.
     """

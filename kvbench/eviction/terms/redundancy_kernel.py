@@ -1,10 +1,10 @@
 """The sums of `redundancy` on a GPU, by Triton kernels that never store the matrix of cosines.
 
-Each row of the matrix spares one cosine, which does not count: that of the similar key with the highest place
-(`redundancy._column_sums`). With all cosines counted, the sum of a column is the product of its normalised key with the
-sum of all normalised keys, less the diagonal. The caller subtracts the spared cosines from these sums. To find them, a
-Triton program computes the cosines of some rows in tiles, and keeps for each row only the highest place of a similar
-key.
+Each row of the matrix spares one key: the similar key with the highest place (`redundancy._column_sums`). The row's
+cosine with this key does not count. If all cosines counted, the sum of a column would be the product of its normalised
+key with the sum of all normalised keys, less the diagonal. The kernels compute these sums, and the caller subtracts the
+spared cosines. To find the spared keys, a Triton program computes the cosines of some rows in tiles, and keeps for each
+row only the highest place of a similar key.
 
 To find similar keys, the kernels multiply the keys as they are stored: products of 16-bit keys are exact in float32.
 Unit vectors would be rounded, and rounding would move cosines across the threshold.
@@ -45,7 +45,7 @@ def launch(
         place, by_place, default, threshold: see `redundancy._column_sums`.
         inverse: [h, N] float32, 1 / norm of every key. total: [h, d] float32, the sum of the normalised keys.
         whole: [h, N] float32, the sum of every row of the matrix of cosines, diagonal 0.
-        spared: [h, N] int64, the entry that each row spares. cosine: [h, N] int64, the cosine that each row spares,
+        spared: [h, N] int64, the entry that each row spares. cosine: [h, N] int64, the row's cosine with this entry,
             times `one`.
     """
     b, hk, n, d = keys.shape
@@ -101,8 +101,8 @@ def _spare(  # type: ignore[no-untyped-def]
     HK: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, DOT: tl.constexpr,
     ONE: tl.constexpr,
 ):  # fmt: skip
-    """For some rows of the matrix of a head: store the sum of the row, the entry that the row spares, and the cosine
-    that it spares."""
+    """For some rows of the matrix of a head: store the sum of the row, the entry that the row spares, and the row's
+    cosine with this entry."""
     blocks = tl.cdiv(n, ROWS)
     head, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     first = K + head // HK * k_batch + head % HK * k_head

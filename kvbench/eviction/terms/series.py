@@ -1,9 +1,9 @@
 """TriAttention's score: the attention of a head's mean query to keys, as a series over distances (arXiv 2604.04921).
 
-Two tables, stacked over the layers of the model. `mean` [L, Hq, d] has a head's mean query before RoPE. `modulus`
-[L, Hq, d/2] has one number per pair of dimensions that RoPE rotates, in the order of the frequencies: the query's two
-numbers in this pair form a vector, and `modulus` is its length, averaged over queries. Dimensions that RoPE does not
-rotate have 0 in `modulus`. Layers that methods do not evict have 0 in both tables.
+The score reads two tables, stacked over the layers of the model. `mean` [L, Hq, d] has a head's mean query before RoPE.
+`modulus` [L, Hq, d/2] has one number per pair of dimensions that RoPE rotates, in the order of the frequencies: the
+query's two numbers in this pair form a vector, and `modulus` is its length, averaged over queries. Dimensions that RoPE
+does not rotate have 0 in `modulus`. Layers that methods do not evict have 0 in both tables.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def series(view: LayerView, reach: int, *, over: Literal["mean", "max"], trig: b
 
     A score is a norm term plus, if `trig`, the series:
 
-    - The norm term sums, over the pairs of rotated dimensions, the length of the key's two numbers times `modulus`;
-      with `spread`, times `modulus` less the length of the two numbers in `mean`.
+    - The norm term is a sum over the pairs of rotated dimensions: the length of the key's two numbers times a weight.
+      The weight is `modulus`; with `spread`, it is `modulus` minus the length of the two numbers in `mean`.
     - The series is the mean or maximum (`over`) of the dot products of the key and the mean query, in the rotated
       dimensions. There is one dot product for each distance 1, 2, 4 ... up to `reach`: in it, the mean query is rotated
       to the position that lies this distance after the next token.
@@ -59,7 +59,7 @@ def series(view: LayerView, reach: int, *, over: Literal["mean", "max"], trig: b
 
 
 def standardised(score: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
-    """Return scores [b, Hk, g, N], for each query head minus their mean, then divided by their standard deviation.
+    """Subtract from the scores [b, Hk, g, N] of each query head their mean, and divide by their standard deviation.
 
     Only the entries in `among` count in the mean and in the standard deviation.
     """

@@ -54,8 +54,8 @@ class AnswerPart(Method):
     answer's other entries is not enough, entries of the prompt are evicted too, the least attended first.
 
     The answer may have as many entries as the prompt leaves free in the budget. If `grows` is true and the prompt was
-    evicted, a second limit holds too: `recent` entries plus one per `delta` generated tokens. every: generated tokens
-    between evictions; None: the run's interval.
+    evicted, a second limit holds too: `recent` entries plus one per `delta` generated tokens. share: the prompt's
+    share of the budget, see `PromptPart`. every: generated tokens between evictions; None: the run's interval.
     """
 
     share: float

@@ -1,4 +1,4 @@
-"""What kvbench must know about each scorer press of kvpress 0.5.5: what it reads, and why some cannot run."""
+"""Facts about the scorer presses of kvpress 0.5.5: what each press reads, and why some presses cannot run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Facts:
         stays: the names of the options whose sum is the number of entries that always stay.
         weights: the matrices of the model that the press reads.
         future: whether the press predicts the attention of coming tokens. Such a press assumes that it gets one hidden
-            state for each token so far, and computes positions from their number.
+            state for each token so far, and computes positions from the number of hidden states.
     """
 
     hidden: Literal["none", "last", "window", "many", "every"] = "none"

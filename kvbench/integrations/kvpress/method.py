@@ -6,9 +6,10 @@ At an eviction, a press is called once per sequence and layer, as kvpress calls 
     score [1, Hk, N] = press.score(module, hidden states, keys, values, None, {"position_embeddings": (cos, sin)})
 
 `module` is the model's own attention module. The cosines and sines belong to the true positions of the hidden states.
-When the prompt is evicted, a press gets the hidden states of as many prompt tokens as it reads, as in kvpress. While
-decoding it gets the hidden states of the newest tokens, which the engine stores. kvpress's own `DecodingPress` differs
-there: it forgets its hidden states at every eviction, and orders the entries in its cache by score, not as in the text.
+When the prompt is evicted, a press gets as many hidden states of prompt tokens as it can read, as in kvpress. While
+decoding, it gets the hidden states of the newest tokens, which the engine stores. kvpress's own `DecodingPress` differs
+while decoding: it forgets its hidden states at every eviction, and orders the entries in its cache by score, not as in
+the text.
 """
 
 from __future__ import annotations
@@ -169,8 +170,10 @@ class LayeredPressMethod(PressMethod):
 
 
 def ratio(entries: int, budget: int) -> float:
-    """Return the compression ratio 1 - budget / entries, at least 0, rounded down where kvpress would otherwise keep
-    fewer than `budget` entries."""
+    """Return the compression ratio, 1 - budget / entries, or 0 if the budget exceeds the entries.
+
+    If rounding would make kvpress keep fewer than `budget` entries, the ratio is slightly smaller.
+    """
     removed = max(0.0, 1 - budget / entries)
     while int(entries * (1 - removed)) < min(budget, entries):
         removed -= 2.0**-53

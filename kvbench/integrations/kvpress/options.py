@@ -1,4 +1,4 @@
-"""Make a press's parameters the options of a method, with help texts from the press's docstring."""
+"""Turns the parameters of a press into options of a method, with help texts from the press's docstring."""
 
 from __future__ import annotations
 
@@ -52,8 +52,10 @@ def _field(press: type, parameter: inspect.Parameter) -> tuple[str, Any, Any]:
 
 
 def _help(press: type, name: str) -> str:
-    """Return the first sentence that a press's docstring says about a parameter, with a small first letter and without
-    its full stop; "" if the docstring says none."""
+    """Return the first sentence of a press's docstring about a parameter, with a small first letter and no full stop.
+
+    Returns "" if the docstring has no sentence about the parameter.
+    """
     text = inspect.cleandoc(press.__doc__ or "")
     found = re.search(rf"^{name}\s*:.*\n((?:[ \t]+.*\n?)+)", text, flags=re.MULTILINE)
     sentence = re.split(r"(?<=\.)\s", " ".join(found[1].split()))[0] if found else ""

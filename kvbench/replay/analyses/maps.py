@@ -50,8 +50,8 @@ class Maps(AttentionAnalysis):
     def rows(self) -> list[Row]:
         """Return a row of results per layer, KV head and square.
 
-        Columns: row, column (numbers, from 0, of the stretches of queries and of tokens), query, token (positions of
-        their first tokens), share.
+        Columns: row (number of the stretch of queries, from 0), column (number of the stretch of tokens, from 0), query
+        and token (positions of the first tokens of these two stretches), share (the square's attention).
         """
         trace, step = self.study.traces[0], _width(self._queries)
         place = {"task": self.study.task, "doc_id": trace.request.doc_id, "sample": trace.sample}
@@ -81,7 +81,7 @@ class Maps(AttentionAnalysis):
 
     @staticmethod
     def table(rows: Sequence[Row]) -> Table:
-        """Return, for each layer and KV head, the square to which the answer's last stretch attends most."""
+        """Return, by layer and KV head, the stretch of tokens to which the last stretch of queries attends most."""
         last: dict[tuple[str, int, int], list[Row]] = {}
         for row in rows:
             last.setdefault((row["task"], row["layer"], row["head"]), []).append(row)

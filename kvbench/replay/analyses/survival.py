@@ -1,10 +1,10 @@
 """Measures whether a method still holds the tokens to which the answer attends: the share held, by age and KV head.
 
-A block is `--interval` successive tokens of the answer. Its attended tokens, per layer and KV head, are the fewest
-tokens before the block that carry 90% (`api.MASS`) of the attention which its queries pay, with the full cache, to the
-tokens before it. The age of a token is its distance from the block's beginning; the newest token before the block has
-age 1. A block counts only if more tokens than fit into the budget were read before it, so all methods at one budget
-have the same blocks.
+A block is `--interval` successive tokens of the answer. With the full cache, the block's queries pay attention to the
+tokens before the block. The attended tokens, per layer and KV head, are the fewest of these tokens that carry 90%
+(`api.MASS`) of this attention. The age of a token is its distance from the block's beginning; the newest token before
+the block has age 1. A block counts only if more tokens than fit into the budget were read before it, so all methods at
+one budget have the same blocks.
 
     share  share of the attended tokens of this age that the method holds when the block begins
     mass   share of the attention paid to tokens of this age that goes to tokens held when the block begins

@@ -1,8 +1,8 @@
 """Finds the task, method, budget and verdict of each line of a report's block. The filters of the page choose lines by
 these four values.
 
-for line in lines(block):
-    line.method, line.budget, line.line
+    for line in lines(block):
+        line.method, line.budget, line.line
 """
 
 from __future__ import annotations

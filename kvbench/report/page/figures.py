@@ -1,8 +1,8 @@
 """Draws the page's figures, each in a light and in a dark version. The stylesheet shows the version that the reader's
 system prefers.
 
-drawn = read(report)
-drawn.of("curves"), drawn.reason
+    drawn = read(report)
+    drawn.of("curves"), drawn.reason
 """
 
 from __future__ import annotations

@@ -111,8 +111,8 @@ def _differences(scored: Scored, pairs: list[Pair]) -> dict[Pair, Difference]:
 
 
 def _methods(scored: Scored, budget: str) -> tuple[list[Cell], int]:
-    """Return the cells at a budget and the cells without a budget, at most MOST_METHODS in all, and the number of cells
-    left out."""
+    """Return two values: the first MOST_METHODS of the cells that have this budget or none, and the number of further
+    such cells, which are left out."""
     cells = [cell for cell in scored.cells if cell[1] in (named(None), budget)]
     return cells[:MOST_METHODS], max(0, len(cells) - MOST_METHODS)
 

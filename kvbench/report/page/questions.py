@@ -4,10 +4,10 @@
     chosen.questions[0]["answers"][0]["output"]     # (text, note on what is cut off)
 
 A page holds at most MOST_QUESTIONS questions of a task, and at most MOST_BYTES of text; the first question is always
-shown. Questions with recorded decisions come first. Then come questions on which cells score unlike the full cache,
-chosen so that as many cells as possible have such a question. If the full cache was not run, the table's first cell
-takes its place. Then come the questions whose scores differ most between cells. Ties are in order of ids. Of gated
-tasks a page shows ids and scores only.
+shown. Questions with recorded decisions come first. Then come questions on which cells score unlike the full cache (or
+unlike the table's first cell, if the full cache was not run), chosen so that as many cells as possible have such a
+question. Then come the questions whose scores differ most between cells; equal differences are in order of ids. For
+gated tasks, a page shows only ids and scores.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def chosen(tables: Sequence[Scored], recorded: set[tuple[str, str]]) -> list[str
 
 
 def _by_question(scored: Scored) -> dict[str, dict[int, float]]:
-    """Return for each question the scores that the page shows: {place of the cell in the table, from 0: score}."""
+    """Return for each question the scores that the page shows: {place of the cell in `scored.shown`, from 0: score}."""
     found: dict[str, dict[int, float]] = {}
     for place, cell in enumerate(scored.shown.values()):
         for question, score in cell.items():
@@ -176,9 +176,9 @@ def _question(task: str, name: str, rows: pd.DataFrame, shared: dict[str, dict[s
 
 
 def _open(questions: Sequence[dict[str, Any]]) -> None:
-    """Add `opening` to each question: some words of its prompt, from the word at which the prompts of the task's
-    questions in `questions` are no longer all alike. If these prompts share a beginning that is this whole prompt, the
-    opening is the prompt's first words."""
+    """Add `opening` to each question: some words of its prompt. They begin with the first word at which the prompts of
+    the task's questions in `questions` differ. If all these prompts begin with the question's whole prompt, the opening
+    is the prompt's first words."""
     prompts: dict[str, list[str]] = {}
     for question in questions:
         prompts.setdefault(question["task"], []).append(question["prompt"][0])
@@ -202,8 +202,8 @@ _NOT_STORED = "The run stored no prompt of this question, as runs do for gated d
 
 
 def _answer(row: dict[str, Any], shared: dict[str, dict[str, Any]], withheld: bool, several: bool) -> dict[str, Any]:
-    """Return an answer in the form of the page's data. withheld: without texts. several: with its interval, because the
-    question has answers at several intervals."""
+    """Return an answer in the form of the page's data. withheld: whether its texts are left out. several: whether the
+    question has answers at several intervals; if so, the answer states its interval."""
     budget = _budget(row)
     facts = {name: row[name] for name in SCORES if row[name] == row[name]}
     texts = {name: row[name] if isinstance(row[name], str) and not withheld else "" for name in ("output", "extracted")}

@@ -1,6 +1,6 @@
-"""The figure of scores against measured bytes. In each panel it marks the frontier: the cells whose score no other
-cell of the panel reaches with the same number of bytes or fewer. Of cells with equal scores and bytes, it marks the
-first."""
+"""The figure of scores against measured bytes, with the frontier marked in each panel. A cell is on the frontier if all
+other cells of the panel with at most as many bytes have lower scores. Of cells with equal scores and bytes, only the
+first counts."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ ABOUT = (
 
 
 def map_figures(report: ScoreReport, points: Sequence[Point]) -> Iterator[Figure]:
-    """Yield a map for each family of tasks of which at least two subtasks have scores. Then yield a map for each task
-    that was run at two or more lengths and of which at least two categories have scores."""
+    """Yield a map for each family of tasks with scores for at least two subtasks. Then yield a map for each task that
+    was run at two or more lengths and has scores for at least two categories."""
     yield from _subtasks(points)
     yield from _categories(report, points)
 

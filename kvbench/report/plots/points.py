@@ -1,5 +1,5 @@
-"""Turns the cells of a report into the data points of its figures: plain values. A value that CSV and JSON have, too,
-has the same name in them."""
+"""Turns the cells of a report into the data points of its figures: plain values. A value that is also in the report's
+CSV and JSON has the same name there."""
 
 from __future__ import annotations
 

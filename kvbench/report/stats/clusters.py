@@ -6,8 +6,9 @@ McCaffrey 2002) with Satterthwaite's degrees of freedom. With one question per c
 degrees of freedom are those of the ordinary t test.
 
 If one cluster has many more questions than the others, a t test does not hold its level. The residuals then hardly show
-how much the large cluster adds to the error. Such clusters are `lopsided`. For them, tests flip the signs of whole
-clusters, and the standard error comes from two variance components: one between clusters and one within clusters.
+how much the large cluster adds to the error. Clusters of such unequal sizes are called lopsided (`Clusters.lopsided`).
+For them, tests flip the signs of whole clusters, and the standard error comes from two variance components: one between
+clusters and one within clusters.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ Result = TypeVar("Result")
 class NothingFits(NamedTuple):
     """The result when not even one sequence fits into memory.
 
-    cause: the first line of the allocator's message; if the plan already says that nothing fits, the memory size with
-    which it plans.
+    cause: the first line of the allocator's message. If the plan already says that nothing fits, `cause` names the
+    memory size of the plan instead.
     """
 
     cause: str

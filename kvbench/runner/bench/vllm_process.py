@@ -39,7 +39,7 @@ def vllm_seconds(folder: Path, ids: torch.Tensor, tokens: int, dtype: str) -> fl
 
 
 def main() -> None:
-    """Read from stdin what to generate, time it, and write the seconds or an error to the model's folder."""
+    """Read from stdin what to generate, run vLLM, and write the wall seconds or an error to the model's folder."""
     job = json.load(sys.stdin)
     try:
         result: dict[str, Any] = {"seconds": _seconds(job)}

@@ -63,8 +63,8 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The worker ended before it finished its jobs, and not by an error of kvbench: it was killed, or its device
-    failed.
+    """The worker ended before it finished its jobs: it was killed, its device failed, or memory ran out. `Failed`
+    reports other errors.
     """
 
     worker: str

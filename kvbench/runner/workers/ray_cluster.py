@@ -68,7 +68,8 @@ class RayExecutor:
     address: the cluster's address, as `ray.init` takes it. None: the address in RAY_ADDRESS; without this variable, a
     new cluster on this machine, which ends with the run. workers: the number of workers. None: one per GPU that the
     cluster has now; in a run without GPUs, one per machine. gpus: reserve a GPU per worker. Raises SetupError if Ray
-    does not answer. Raises UserError or SetupError if the run uses GPUs and Ray has too few of them.
+    does not answer. With `gpus`, raises UserError if a new cluster has too few GPUs, and SetupError if an existing
+    cluster has no GPU and `workers` is None.
     """
 
     name: str = "ray"

@@ -18,7 +18,7 @@ PAUSE = 1.0  # seconds between two readings of the journal
 class ReportedRows:
     """Counts the rows that workers have reported as saved, and waits until this machine sees them all.
 
-    A network disk may show rows late. Tables that are made before it shows all rows would lack some.
+    A network disk may show rows late. Without the wait, the run's tables could lack rows.
     """
 
     def __init__(self, run_dir: Path, tail: JournalTail) -> None:
@@ -36,7 +36,7 @@ class ReportedRows:
         return max(0, self._rows - sum(key in self._tail.statuses for job in self._jobs for key in job.keys))
 
     def wait(self, say: Callable[[str], None]) -> None:
-        """Read the journal until all reported rows are there. say: receives a warning of one line if that takes long.
+        """Read the journal until all reported rows are there. say: receives a warning if the first reading lacks rows.
 
         Raises SetupError after `PATIENCE` seconds.
         """

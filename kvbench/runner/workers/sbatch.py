@@ -50,9 +50,9 @@ def _value(value: str) -> str:
 
 
 def _without_replaced(command: Sequence[str]) -> list[str]:
-    """Return the words of a command line without some options and their values.
+    """Return the words of a command line without the options in `REPLACED` and their values.
 
-    These are the options that the script replaces or does not need (`REPLACED`).
+    The script replaces or does not need these options.
     """
     kept, skip = [], 0
     for word in command:

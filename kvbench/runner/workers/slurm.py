@@ -116,7 +116,8 @@ class _Running:
 class SlurmExecutor:
     """Workers in the jobs of a Slurm array. Raises SetupError if this machine cannot submit Slurm jobs.
 
-    workers: how many. parameters: from `slurm_parameters.parse_parameters`. gpus: whether a worker needs a GPU.
+    workers: the number of workers. parameters: from `slurm_parameters.parse_parameters`. gpus: whether a worker needs
+    a GPU.
     """
 
     name: str = "slurm"

@@ -45,7 +45,7 @@ def minutes(parameters: Parameters) -> int:
 
 
 def names_gpus(parameters: Parameters) -> bool:
-    """Return whether a parameter states the GPUs of a Slurm job; otherwise a run on GPUs asks for one GPU per job."""
+    """Return whether a parameter states the GPUs of a Slurm job. If none does, a run on GPUs asks for one per job."""
     return any(name.startswith(_GPUS) for name in parameters)
 
 

@@ -1,9 +1,9 @@
 """Let a judge rate every answer of a dialogue about pictures, from 1 to 10 overall and on MMDU's six dimensions.
 
-The judge gets the released prompt (bundled/mmdu), all pictures of the dialogue, and for each turn its question, its
-reference answer and the model's answer. The reply ends with a dictionary of scores. If a reply lacks the score of a
-dimension, the judge is asked once more; after a second such reply the turn has no scores. The released script drops
-such turns without asking again.
+The judge gets one request per turn: the released prompt (bundled/mmdu), the turn's question, reference answer and
+model's answer, and all pictures of the dialogue. The reply ends with a dictionary of scores. If the reply lacks the
+score of a dimension, the judge is asked once more; if the second reply lacks one too, the turn has no scores. The
+released script drops a turn after the first such reply.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def rate_dialogue(services: Services, doc: Doc, answers: Answers) -> Score:
 
     Aux `overall_1`, ... has each turn's overall score, `rated` the number of turns with scores, `invalid` the number of
     the judge's replies without scores. The score has no value if no judge is set, a request fails, an image cannot be
-    read, or no turn has scores. Raises KeyRefused. Raises SetupError for a dialogue with images if the judge is a local
-    one, which reads no images, or if Pillow is missing.
+    read, or no turn has scores. Raises KeyRefused. Raises SetupError if a local judge cannot be used, if the dialogue
+    has images and the judge is local (a local judge reads no images), or if Pillow is missing for images.
     """
     judge = connect(services)
     if judge is None:

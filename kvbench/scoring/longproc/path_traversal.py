@@ -1,7 +1,7 @@
 """Score a route: accuracy and partial score are 1 if every line is right.
 
-Otherwise accuracy is 0. The partial score then counts the output's lines up to the first wrong line, which counts too.
-This number is divided by the number of lines of the right route.
+Otherwise accuracy is 0, and the partial score is the number of the output's lines up to and including the first wrong
+line, divided by the number of lines of the right route.
 """
 
 from __future__ import annotations

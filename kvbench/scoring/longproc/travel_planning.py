@@ -20,7 +20,7 @@ Stay = tuple[str, int]  # a city and the days there
 
 
 def score_plan(text: str, stays: Sequence[Stay], procedure: str) -> dict[str, float]:
-    """Score an output; the scorer is LongProc's `eval_travel_planning`, whose plans are read as in NATURAL PLAN.
+    """Score an output; the scorer is LongProc's `eval_travel_planning`, which parses plans as NATURAL PLAN does.
 
     stays: the right plan; an output's plan is right if it begins with these stays. procedure: the right answer, from
     the line ``<Solving Procedure>`` to the plan. For a wrong plan the partial score is the share of the lines of

@@ -5,7 +5,7 @@ The module `selection` picks the strongest tier that works on this machine.
 A box is a group of isolated processes: a driver and the programs that it starts. The module `box` controls it from
 outside.
 
-Expected outputs never enter a box, nothing is unpickled, and a program's output stays bytes.
+Expected outputs never enter a box. kvbench unpickles nothing that a box sends; a program's output stays bytes.
 """
 
 from kvbench.scoring.sandbox.box import Box, BoxError, Outcome

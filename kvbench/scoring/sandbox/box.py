@@ -43,7 +43,10 @@ _stack_lock = threading.Lock()
 
 
 class BoxError(Exception):
-    """The box failed, not the program: it did not start, its lockdown failed, or its driver died or does not answer."""
+    """A failure of the box, not of the program in it.
+
+    The box did not start, its lockdown failed, or its driver died or does not answer.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,10 @@ def silent(outcome: Outcome) -> str:
 
 
 def ends(status: str, within: float) -> Check:
-    """Return a check that a program ended with this status within this many seconds; it returns the problem, or ""."""
+    """Return a check that a program ended with `status` within `within` seconds.
+
+    The check returns the problem, or "" if there is none.
+    """
 
     def check(outcome: Outcome) -> str:
         if outcome.status != status:

@@ -21,7 +21,7 @@ INSTALLED = ("site-packages", "dist-packages")
 
 
 def program() -> str:
-    """Return the path of the real executable, not of a virtual environment's link to it."""
+    """Return the path of the real Python executable, not of a virtual environment's link to it."""
     return os.path.realpath(sys.executable)
 
 

@@ -1,4 +1,4 @@
-"""Choose the strongest tier that passes its self-test. Every process that runs programs tests for itself."""
+"""Choose the strongest tier that passes its self-test. Every process that runs programs runs the self-tests itself."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Sandbox:
         """Yield a box for one program. Raises BoxError.
 
         If one box of the tier serves many programs (`Tier.shared`), the box stays open for later programs. compiled:
-        whether the program is a binary, which the box's process then becomes by `exec`.
+        whether the program is a binary; the box then allows `exec`.
         """
         limits = limits or Limits()
         plan = self.tier.plan(limits, packages)
@@ -57,7 +57,7 @@ class Sandbox:
 class _Kept(threading.local):
     """The boxes that this thread keeps open for further programs.
 
-    They end at the latest with this process, whose end closes their standard input.
+    They end no later than this process: when it ends, their standard input closes.
     """
 
     def __init__(self) -> None:

@@ -182,10 +182,10 @@ class Container(Tier):
 
     @functools.cached_property
     def _engine(self) -> tuple[str, str]:
-        """Return two texts: the path of docker or podman, whichever has the image, and "" for no problem.
+        """Return the path of docker or podman, and the reason why neither can be used ("" if one of them can).
 
-        If both have the image, the path is docker's. If neither has the image, the first text is the word "docker", and
-        the second text gives the reason.
+        The path is docker's if docker answers and has the image, otherwise podman's if podman does. If neither does,
+        the path is the word "docker".
         """
         reasons = []
         for name in ("docker", "podman"):

@@ -1,4 +1,4 @@
-"""RULER's common words extraction: find the ten words that a numbered list repeats most, after a solved example."""
+"""RULER's common words extraction: after a solved example, find the ten most frequent words of a numbered list."""
 
 from __future__ import annotations
 

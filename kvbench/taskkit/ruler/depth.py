@@ -1,8 +1,8 @@
 """Prompts with a needle at a chosen depth of a haystack, for the task "needle in a haystack".
 
-The haystack is a run of sentences that starts somewhere in a text and wraps around at its end. The needle goes to the
-sentence boundary nearest to the wanted depth. Depth is the share of the haystack's characters that precede the needle,
-in per cent.
+The haystack consists of consecutive sentences of a text. It starts at some sentence; after the text's last sentence it
+goes on with the first. The needle goes to the sentence boundary nearest to the wanted depth. Depth is the share of the
+haystack's characters that precede the needle, in per cent.
 """
 
 from __future__ import annotations
@@ -79,9 +79,10 @@ class Grid:
 
 
 def boundary(sentences: Sequence[str], depth: float) -> int:
-    """Return the number of sentences before the needle, so that about `depth` per cent of the text precede it.
+    """Return how many sentences must precede the needle, so that its depth in the text is about `depth` per cent.
 
-    The needle goes to the sentence boundary nearest to this depth; of two equally near ones, to the earlier one.
+    The needle goes to the sentence boundary nearest to this depth. If two boundaries are equally near, it goes to the
+    earlier one.
     """
     ends = [0, *accumulate(len(sentence) + 1 for sentence in sentences)]
     wanted = ends[-1] * depth / 100

@@ -20,8 +20,8 @@ class Question:
     """A question of the data set, its answers (`outputs`), and the indices of the documents that belong to it.
 
     own: the documents in every prompt of the question: SQuAD's paragraph with the answer, or all paragraphs that
-    HotpotQA lists for the question. near: other documents of the same article, which are added to a prompt before
-    documents of other articles.
+    HotpotQA lists for the question. near: other documents of the same article. A prompt gets documents of other
+    articles only if `own` and `near` are too few.
     """
 
     query: str

@@ -16,7 +16,7 @@ from kvbench.taskkit.ruler.recipes import Row
 def room_for(task: Task, new_tokens: int) -> Iterator[Room]:
     """Yield the `Room` of a task: a prompt with its answer may have `task.length` tokens.
 
-    new_tokens: the tokens among them that are reserved for the answer.
+    new_tokens: how many of these tokens are reserved for the answer.
 
     The chat template's tokens are counted with thinking off. Raises UserError if the model's context is shorter than
     `task.length`, or if the task has no reader.

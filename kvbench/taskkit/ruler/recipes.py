@@ -17,7 +17,7 @@ LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filled(Turn):
-    """A prompt whose template is filled in, with the right answers.
+    """A prompt made from a template, and the right answers to it (`outputs`).
 
     cluster: the name of the source text, which several prompts may share; "": none.
     """

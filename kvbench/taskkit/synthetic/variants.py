@@ -88,7 +88,7 @@ def floor(knobs: Knobs, budget: int, interval: int) -> float:
 
 
 def _tail_pieces(problem: Problem) -> int:
-    """Return how many pieces, the texts of single tokens, a problem's solution has after its last step."""
+    """Return how many pieces (texts of single tokens) a problem's solution has after its last step."""
     count = length = 0
     while length < len(problem.tail):
         count += 1

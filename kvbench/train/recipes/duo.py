@@ -3,7 +3,7 @@
 A trained number alpha per KV head mixes two kinds of attention in the query heads of its group:
 
     out = alpha full + (1 - alpha) streaming       streaming: the first `sinks` and the newest `recent` keys
-    loss = mean over positions that predict the answer of (h - h')^2 + reg mean |alpha|
+    loss = mean of (h - h')^2 over the positions that predict the answer  +  reg * mean of |alpha|
 
 Here h are the last layer's hidden states with full attention in all heads, and h' those with the mixture. The texts are
 retrieval problems: the answer stands far before the question (DuoAttention, arXiv 2410.10819, section 2.3). Alpha

@@ -34,8 +34,8 @@ class ForesightRecipe(ScorerRecipe):
     """Trains a scorer to drop the entries that the oracle drops.
 
     `settings.more`:
-        budget, interval: of the evictions. long_budget, long_interval: the same for traces of more than `long` tokens,
-            unless `long` is 0.
+        budget, interval: of the evictions. long_budget, long_interval: of the evictions in traces of more than `long`
+            tokens; unused if `long` is 0.
         features, hidden: inputs and hidden units of the scorer.
         within: an option of the oracle.
         margin: of the loss.

@@ -59,8 +59,8 @@ class PolicyRecipe(ScorerRecipe):
 
     `settings.more`:
         init: the initial scorer. features: its inputs.
-        budget, interval: of the evictions. long_budget, long_interval: the same for traces of more than `long` tokens,
-            unless `long` is 0.
+        budget, interval: of the evictions. long_budget, long_interval: of the evictions in traces of more than `long`
+            tokens; unused if `long` is 0.
         group: readings of a trace.
         reward, clip, kl: of the loss.
 

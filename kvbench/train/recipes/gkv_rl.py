@@ -1,6 +1,6 @@
 """`gkv-rl`: the model learns from rewards for answers that it generates with an evicted cache ("RL-Sparse").
 
-A step samples G answers to each of B questions, with the current weights and evictions, and maximises
+In a step, the model with its current weights samples G answers to each of B questions under eviction. The step raises
 
     J    = mean over questions of 1/G sum_i 1/|o_i| sum_t rho_it A_i
     rho  = exp(log p - log p without gradient) = 1
@@ -123,7 +123,10 @@ class RLRecipe(SparseRecipe):
         return {"reward": sum(rewards) / len(rewards)} | super().held_out()
 
     def sample(self, step: int, share: slice) -> list[list[Rollout]]:
-        """Sample G answers to each question in `share` of a step's batch; log their evictions alone in `lifetimes`."""
+        """Sample G answers to each question in `share` of a step's batch.
+
+        Afterwards `lifetimes` holds the evictions of these answers only.
+        """
         self.lifetimes.clear()
         drawn = self.drawn(step, len(self.questions))[share]
         return self._answers([self.questions[i] for i in drawn], step, share.start, self.lifetimes)

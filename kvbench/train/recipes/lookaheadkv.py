@@ -44,8 +44,8 @@ class LookaheadRecipe(TraceRecipe):
     `settings.more`: rows (number of learned tokens); rank, alpha and places (the adapter's rank, scale and linear
     layers); budget (for `hit`).
 
-    Held-out figures: `loss`, and `hit`. `hit` compares the `budget` entries with the largest target and the `budget`
-    entries with the largest guess: it is the share of these entries that are in both sets.
+    Held-out figures: `loss`, and `hit`: of the `budget` entries with the largest target, the share that is also among
+    the `budget` entries with the largest guess.
     """
 
     name, kind, figure = "lookaheadkv", "lookaheadkv", "loss"

@@ -36,9 +36,9 @@ def export(trainer: Trainer, folder: Path, n_problems: int) -> dict[str, Any]:
 def accuracy(folder: Path, n_problems: int) -> dict[str, dict[str, float]]:
     """Return, for every variant of every synthetic task, how well the model solves held-out problems.
 
-    The figures of a variant (`summary`) are `exact`, the share of right answers, `partial`, the mean of a score for
-    answers that are partly right, and `problems`, the number of problems. Answers are greedy, with the full cache.
-    n_problems: problems per variant.
+    A variant has three figures (`summary`): `exact` is the share of right answers; `partial` is the mean of a score
+    from 0 to 1 that also counts partly right answers; `problems` is the number of problems. Answers are greedy, with
+    the full cache. n_problems: problems per variant.
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)

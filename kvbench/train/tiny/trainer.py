@@ -1,8 +1,8 @@
 """The training of the built-in model: its steps and its checkpoints.
 
 Muon trains the matrices; AdamW trains the head, the norms and the embedding. Seed, step and ladder (the tasks' levels)
-determine data and learning rates. A checkpoint holds these three, the weights and the optimisers' states. So on the
-same machine, a restored training gives the same model.
+determine data and learning rates. A checkpoint holds these three, the weights and the optimisers' states. So a
+restored training gives the same model as an uninterrupted one on the same machine.
 """
 
 from __future__ import annotations

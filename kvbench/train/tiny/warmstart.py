@@ -2,8 +2,9 @@
 
 From random weights, training stalls for two reasons. With QK-norm and head size 32, no head becomes sharp enough to
 attend to the previous token alone. And digit sums give no gradient until a head attends to both operands at once. So
-some heads initially attend to fixed offsets, and one head is initially an induction head. All weights are trained. The
-norms and one embedding channel begin as constants. All weights that are not set for these heads begin at random.
+some heads initially attend to fixed offsets, and one head is initially an induction head. The norms and one embedding
+channel begin as constants. All other weights begin at random, except those set for these heads. All weights are
+trained.
 """
 
 from __future__ import annotations

@@ -81,10 +81,10 @@ def _defensivekv(case: Case) -> list[CasePlan]:
 
 
 def _without_surplus(case: Case, step: int, budget: int) -> list[set[int]]:
-    """Return the entries that the reference kept in each head, without the worst ones if they exceed the budget.
+    """Return the entries that the reference kept in each head; where they exceed kvbench's budget, leave out the worst.
 
-    They may exceed it because the reference rounds down the budget of all heads together, and kvbench rounds down the
-    budget of each head. If the case has no scores, no entry is left out.
+    The reference may keep more than kvbench, because it rounds down the budget of all heads together, while kvbench
+    rounds down the budget of each head. If the case has no scores, no entry is left out.
     """
     kept, scores = case.kept(step), case.scores(step)
     size = len(kept) if case.variant.startswith("layer") else case.heads  # units that share a budget

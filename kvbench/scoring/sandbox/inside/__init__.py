@@ -37,7 +37,7 @@ def text(name: str) -> str:
 
 @functools.cache
 def sent(source: str, name: str, compiled: bool) -> str:
-    """Return a source text as the driver expects it: compiled and in hexadecimal, or (not `compiled`) unchanged."""
+    """Return a source text as the driver expects it: in hexadecimal compiled form if `compiled`, else unchanged."""
     return marshal.dumps(compile(source, name, "exec")).hex() if compiled else source
 
 
