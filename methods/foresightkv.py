@@ -31,7 +31,7 @@ from typing import Literal, get_args
 from kvbench.eviction.api import Column, Method, Needs, Protect, State, option
 from kvbench.eviction.columns import QueryHeadColumn, stacked, unstacked
 from kvbench.eviction.learned import LearnedWeights, Sizes, misfit
-from kvbench.eviction.select import competing, order_key
+from kvbench.eviction.select import competing, lowest, order_key
 from kvbench.eviction.terms import foresight
 from kvbench.eviction.terms.foresight import DECAY, WINDOWS, attention_statistics, drop_scores, scorer_shapes
 from kvbench.eviction.view import LayerView
@@ -74,8 +74,8 @@ class ForesightKV(Method):
 
     def needs(self) -> Needs:
         released = self.features == "released8"
-        window, vectors = 0 if released else max(WINDOWS), self.features != "attn"
-        return Needs(queries="since_last", window=window, sums=not released, keys=vectors, values=vectors)
+        newest, vectors = () if released else WINDOWS, self.features != "attn"
+        return Needs(queries="since_last", newest=newest, sums=not released, keys=vectors, values=vectors)
 
     def columns(self) -> tuple[Column, ...]:
         names = ("sum", "cumulative", "decayed") + (("max", "min") if self.features == "released8" else ())
@@ -123,10 +123,7 @@ class ForesightKV(Method):
         competing = self.competing(view)
         key = order_key(torch.where(competing, -phi, 0.0), view.positions)
         key = key.masked_fill(~competing, torch.iinfo(torch.int64).max)
-        order = key.argsort(dim=-1)
-        ranks = torch.arange(key.shape[-1], device=key.device).expand(key.shape)
-        rank = torch.empty_like(order).scatter_(-1, order, ranks)  # rank 0 is dropped first
-        candidate = competing & (rank < (self.pool * (view.held() - view.budget)).long()[..., None])
+        candidate = competing & lowest(key, (self.pool * (view.held() - view.budget)).long())
         # The n largest of phi + Gumbel noise are n draws without replacement from softmax(phi).
         noise = view.noise().clamp(1e-20, 1 - 2**-24)
         return torch.where(candidate, (-noise.log()).log() - phi, float("inf"))

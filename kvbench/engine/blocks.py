@@ -10,11 +10,13 @@ from kvbench.eviction.trigger import Trigger
 LOOK = 8  # most steps before the host looks at their tokens
 
 
-def block_length(sequences: Many[Sequence], trigger: Trigger, look: int, states: bool = False) -> int:
+def block_length(
+    sequences: Many[Sequence], trigger: Trigger, look: int, states: bool = False, marks: Many[int] = ()
+) -> int:
     """Return how many steps the device runs in one block, at most `look`.
 
-    The block ends at the first tick of any sequence, or when all answers have their maximum length. It has 1 step in
-    two cases:
+    The block ends at the first tick of any sequence, or when all answers have their maximum length. It also ends when
+    a sequence is as many steps before its tick as one of `marks` says. It has 1 step in two cases:
 
     - A sequence is in a conversation with stop strings: further steps would write entries after the stop string, which
       cannot be removed.
@@ -24,7 +26,7 @@ def block_length(sequences: Many[Sequence], trigger: Trigger, look: int, states:
     if any(s.request.conversation and (s.request.stop_strings or states) for s in sequences):
         return 1
     most, clocks = min(look, max(s.ahead for s in sequences)), _clocks(sequences)
-    return next((n for n in range(1, most) if _ticks(clocks, trigger, n)), most)
+    return next((n for n in range(1, most) if any(_ticks(clocks, trigger, n + mark) for mark in (0, *marks))), most)
 
 
 def stores_newest(sequences: Many[Sequence], trigger: Trigger, width: int, steps: int) -> bool:

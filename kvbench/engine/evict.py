@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,6 +63,7 @@ class Evictor:
         self.stacked = self.method.stacked
         # Queries that `observe` sees at a tick: all since the previous tick, or none if steps summed their attention.
         self._since_last = 0 if cache.shape.sums else min(self.trigger.growth or 0, cache.shape.queries)
+        self._width = self.needs.window if cache.shape.marks else self.needs.width  # newest queries that `score` sees
         slots = cache.slots
         self.budget: list[int | None] = [None] * slots
         self.prompt_len = [0] * slots
@@ -91,11 +93,23 @@ class Evictor:
                     self._observe(stack, batch)
             for parts in self._alone(due) if self.method.layerwise else self._jointly(due):
                 self._reduce(parts)
+            for stack in cache.stacks:
+                stack.clear_sums(slots)
             cache.settle(due)
         for s, size in due.items():
             self.evictions[s] += 1
             check_held(cache.held(s), size)  # over all layers: the method may have decided layer by layer
         return [s for s in due if cache.held(s) < held[s]]
+
+    def mark(self, clocks: Mapping[int, int]) -> None:
+        """Begin new sums of attention in the slots that are as many steps before their tick as a mark says.
+
+        clocks: each slot's decode steps since the prompt.
+        """
+        for number, ahead in enumerate(self.cache.shape.marks):
+            if slots := [slot for slot, clock in clocks.items() if self.trigger.due(clock + ahead)]:
+                for stack in self.cache.stacks:
+                    stack.mark(slots, number)
 
     def kept(self, slot: int, spans: Sequence[tuple[int, int]]) -> tuple[float, float]:
         """Return the share of text tokens, and the share of image tokens, that still have an entry in a slot.
@@ -143,7 +157,7 @@ class Evictor:
                     yield stack, self._batch(stack, part, sizes[int(part[0]) % stack.slots])
 
     def _alone(self, sizes: Mapping[int, int]) -> Iterator[list[Part]]:
-        yield from ([part] for part in self._batches(sizes, self.needs.width))
+        yield from ([part] for part in self._batches(sizes, self._width))
 
     def _jointly(self, sizes: Mapping[int, int]) -> Iterator[list[Part]]:
         """Yield groups of batches. In each group the method decides about all layers of some slots together.
@@ -167,7 +181,7 @@ class Evictor:
                 yield [(stack, self._batch(stack, rows, size, tuple(m.index for m in stack.members)))]
         layers = sum(len(stack.members) for stack in self.cache.stacks)
         for (size, *shown), slots in sorted(by_layer.items()):
-            together = min(self._at_once(stack, max(shown), self.needs.width) for stack in self.cache.stacks)
+            together = min(self._at_once(stack, max(shown), self._width) for stack in self.cache.stacks)
             most = max(1, together // layers)
             for some in (slots[first : first + most] for first in range(0, len(slots), most)):
                 parts = [
@@ -196,7 +210,7 @@ class Evictor:
         if not self.stacked or len(self.cache.stacks) > 1:  # stacks reorder the layers, whose order breaks ties
             return 0
         stack = self.cache.stacks[0]
-        return self._at_once(stack, self._shown(slot, together=True)[0], self.needs.width) // len(stack.members)
+        return self._at_once(stack, self._shown(slot, together=True)[0], self._width) // len(stack.members)
 
     def _at_once(self, stack: Stack, entries: int, queries: int) -> int:
         """Return how many rows of a stack one view may show, see `stack.at_once`."""
@@ -224,12 +238,13 @@ class Evictor:
         )
 
     def _observe(self, stack: Stack, batch: RowBatch) -> None:
-        view = self._view(stack, batch, self._since_last, stack.sums_of(batch))
+        view = self._view(stack, batch, self._since_last, sums=stack.sums_of(batch))
         stack.write(batch, self.method.observe(view))
-        stack.clear_sums(batch)
 
     def _reduce(self, parts: Sequence[Part]) -> None:
-        views = [self._view(stack, batch, self.needs.width) for stack, batch in parts]
+        views = [
+            self._view(stack, batch, self._width, newest_sums=stack.newest_sums_of(batch)) for stack, batch in parts
+        ]
         for (stack, batch), view, verdict in zip(parts, views, select.decide(self.method, views)):
             stack.write(batch, verdict.columns)
             if self.log is not None:
@@ -242,7 +257,8 @@ class Evictor:
             kept = [p[k] for p, k in zip(positions[i], keep[i])]
             self.log(self.noise_key[slot], self.cache.seen[slot], layer, kept)
 
-    def _view(self, stack: Stack, batch: RowBatch, width: int, sums: torch.Tensor | None = None) -> LayerView:
+    def _view(self, stack: Stack, batch: RowBatch, width: int, **sums: Any) -> LayerView:
+        """Return a view with the newest `width` queries. sums: the view's fields `sums` or `newest_sums`."""
         queries, query_positions = stack.newest_queries(batch, width)
         return self.rules.view(
             stack.members[int(batch.rows[0]) // stack.slots],
@@ -251,7 +267,7 @@ class Evictor:
             batch,
             queries=queries,
             query_positions=query_positions,
-            sums=sums,
+            **sums,
             hidden=stack.newest_hidden(batch, min(self.needs.hidden, stack.hidden.shape[2])),
             states=stack.states_of(batch),
         )

@@ -260,11 +260,12 @@ class Engine:
     def _evict(self, live: Live) -> None:
         """Let the evictor act on the sequences in `live` that have a tick after this block."""
         ticked = [slot for slot, sequence in live if self.trigger.due(sequence.clock)]
-        if not ticked or self.evictor is None:
+        if self.evictor is None or not (ticked or self.cache.shape.marks):
             return
         began = time.perf_counter()
+        self.evictor.mark({slot: sequence.clock for slot, sequence in live if slot not in ticked})
         with one_thread(self.loaded.device):
-            evicted = self.evictor.tick(ticked)  # waits for the device, to read its checks
+            evicted = self.evictor.tick(ticked) if ticked else []  # waits for the device, to read its checks
         for slot, sequence in self.slots.of(evicted):
             sequence.meter.note_eviction(self.cache.held(slot) * self._copies, self.cache.seen[slot])
         seconds = time.perf_counter() - began

@@ -40,6 +40,7 @@ class Shown:
         probe: length in tokens of the probe to which the queries belong; 0: the queries belong to no probe.
         copied: whether a view copies the entries out of the cache.
         sums: whether the method sees sums of attention in place of queries (`LayerView.sums`).
+        marks: for which numbers of newest queries it sees such sums (`LayerView.newest_sums`).
     """
 
     b: int
@@ -52,6 +53,7 @@ class Shown:
     probe: int = 0
     copied: bool = False
     sums: bool = False
+    marks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +153,8 @@ class MetaViews:
             query_positions=_numbers(b, shown.queries),
             hidden=self._floats(b, shown.hidden, g.hidden) if shown.hidden else None,
             states={s.name: torch.empty(b, *g.state_shape(s), device=META) for s in self.method.states()},
-            sums=torch.empty(b, g.kv_heads, g.group, shown.entries, device=META) if shown.sums else None,
+            sums=_sums(g, shown) if shown.sums else None,
+            newest_sums={number: _sums(g, shown) for number in shown.marks},
             **(self._probe(g, b, shown.probe) if shown.probe else {}),
         )
 
@@ -173,6 +176,10 @@ class MetaViews:
 
     def _floats(self, *size: int) -> torch.Tensor:
         return torch.empty(size, dtype=self.dtype, device=META)
+
+
+def _sums(g: LayerGeometry, shown: Shown) -> torch.Tensor:
+    return torch.empty(shown.b, g.kv_heads, g.group, shown.entries, device=META)
 
 
 def _numbers(*size: int) -> torch.Tensor:

@@ -46,9 +46,9 @@ class Batch:
         seen: tokens read; longest: the largest of `seen`.
         evictions: evictions so far.
         allowed: entries per head that each sequence may keep.
-        layers: for each element of axis 0, its layer, if one view may show several layers; else None.
-        together: the different layers of this batch, each with the same sequences, if the method decides about all
-            layers of the model together while decoding; else empty.
+        layers: the layer of each element of axis 0, if one view may show several layers; else None.
+        together: the layers of this batch, each once, if the method decides about all layers of the model together
+            while decoding; else empty. Axis 0 then has the same sequences for each of these layers.
     """
 
     seen: torch.Tensor
@@ -93,8 +93,8 @@ class Rules:
     def columns_of_new_tokens(self, geometry: LayerGeometry, call: AttentionCall) -> dict[str, torch.Tensor]:
         """Return the columns [b, Hk, t] that the method computes from a layer's new tokens (`Method.on_tokens`).
 
-        The result is {} if the method computes none, or if the layer is never evicted. Otherwise raises UserError when
-        the model does not pass its hidden states to attention.
+        The result is {} if the method computes no columns, or if the layer is never evicted. Raises UserError when the
+        method computes columns of the layer, but the model does not pass its hidden states to attention.
         """
         method = self.method
         if not method.reads_tokens or not geometry.evicts:
@@ -136,14 +136,13 @@ class Rules:
         query_positions: torch.Tensor,
         hidden: torch.Tensor | None,
         states: Mapping[str, torch.Tensor],
-        sums: torch.Tensor | None = None,
-        **probe: Any,
+        **more: Any,
     ) -> LayerView:
-        """Build the view that the method reads. It shows one layer, or several if the batch names its layers.
+        """Build the view that the method reads: of one layer or, if `batch.layers` is given, of one or several layers.
 
-        geometry: the geometry of the layer, or of any of several layers, which are alike; ordinals: maps the index of
-        each evicted layer to its number among the evicted layers; probe: further fields of the view while a probe is
-        read.
+        geometry: the geometry of the layer; several layers of a view are alike, so the geometry of any of them will do.
+        ordinals: maps the index of each evicted layer to its number among the evicted layers. more: further fields of
+        the view: sums of attention that decode steps made, and a probe's fields while the model reads the probe.
         """
         valid = rows.valid
         if valid is None:  # expanding one element takes no memory
@@ -157,7 +156,6 @@ class Rules:
             whole=rows.valid is None,
             queries=queries,
             query_positions=query_positions,
-            sums=sums,
             hidden=hidden,
             attention=self.attention.get(geometry.index),
             columns=rows.columns,
@@ -174,7 +172,7 @@ class Rules:
             scaling=geometry.scaling,
             softcap=geometry.softcap,
             rope=self.rope,
-            **probe,
+            **more,
         )
         if batch.layers is not None:
             together = tuple((layer, ordinals[layer]) for layer in batch.together)

@@ -163,12 +163,14 @@ class Scratch:
     def _tick(self, acting: Method, held: Shape, slots: int, at_once: int) -> int:
         """Return the scratch bytes that an eviction of `slots` slots takes at one tick."""
         needs, layers = acting.needs(), len(self.meta.geometry)
+        width = needs.window if held.marks else needs.width
         rows = slots * layers if acting.stacked else slots  # rows of one view, without a bound
         shown = Shown(
-            min(rows, self._rows_at_once(acting, held, needs.width, at_once)),
+            min(rows, self._rows_at_once(acting, held, width, at_once)),
             self._entries(held),
-            needs.width,
+            width,
             needs.hidden,
+            marks=held.marks,
             stacked=acting.stacked,
             copied=True,
         )
@@ -176,7 +178,7 @@ class Scratch:
         if needs.queries == "since_last":
             queries = 0 if held.sums else held.queries
             b = min(rows, self._rows_at_once(acting, held, queries, at_once))
-            seen = replace(shown, b=b, queries=queries, sums=held.sums)
+            seen = replace(shown, b=b, queries=queries, sums=held.sums, marks=())
         if not acting.layerwise:
             if acting.stacked and shown.b >= layers and len(list(alike(self.meta.geometry))) == 1:
                 shown = replace(shown, b=slots * layers, together=layers)

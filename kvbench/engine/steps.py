@@ -107,7 +107,7 @@ class DecodeSteps:
         sequences = [sequence for _, sequence in slots.live()]
         seen_by_host = not self._on_gpu and any(sequence.request.stop_strings for sequence in sequences)
         look, states = 1 if seen_by_host else self.look, self.cache.recurrent is not None
-        steps = block_length(sequences, self._trigger, look, states=states)
+        steps = block_length(sequences, self._trigger, look, states=states, marks=self.cache.shape.marks)
         width = self.cache.shape.newest
         newest = width > 0 if self._captures else stores_newest(sequences, self._trigger, width, steps)
         self.state.load(slots.sequences, self.cache.seen, self._stop_ids)

@@ -103,7 +103,8 @@ class Combined(Method):
         queries = next(kind for kind in ("since_last", "window", "last", "none") if kind in kinds)
         return Needs(
             queries=queries,
-            window=max(a.width, b.width),
+            window=max(a.window if a.newest else a.width, b.window if b.newest else b.width),
+            newest=tuple(dict.fromkeys(a.newest + b.newest)),
             values=a.values or b.values,
             keys=a.keys or b.keys,
             rope=a.rope or b.rope,

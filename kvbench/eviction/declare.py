@@ -34,6 +34,9 @@ class Needs:
     # With "since_last": whether `observe` uses the queries of generated tokens only in `view.attend(reduce_q="sum")`.
     # Decode steps may then sum their attention; `observe` gets the sums, and the engine does not store the queries.
     sums: bool = False
+    # Numbers n for which `score` calls `view.newest_attention`, the attention of the newest n queries. With `sums`,
+    # decode steps may sum it as well, and the engine does not store these queries.
+    newest: tuple[int, ...] = ()
     values: bool = False  # whether `score` or `observe` reads `view.values`
     # Whether `score` or `observe` itself reads `view.keys`, not only `view.attend` (and `redundancy` beside it) does.
     # If not, views show more layers and sequences at once, and views without queries show NaN in place of keys.
@@ -49,8 +52,9 @@ class Needs:
 
     @property
     def width(self) -> int:
-        """Number of newest queries that `score` sees. With "since_last" it is `window`; `observe` sees every query."""
-        return {"none": 0, "last": 1}.get(self.queries, self.window)
+        """Number of newest queries that `score` sees. With "since_last" it is the largest of `window` and `newest`, or
+        only `window` while decode steps sum the attention of `newest`; `observe` sees every query."""
+        return {"none": 0, "last": 1}.get(self.queries, max(self.window, *self.newest, 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

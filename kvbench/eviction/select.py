@@ -229,6 +229,20 @@ def order_key(score: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return (ordered.long() << 32) | positions.long()
 
 
+def lowest(keys: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """Return the mask of the `count` [...] lowest int64 keys of each row, [..., n] bool.
+
+    If further keys equal the largest marked key, they are marked too.
+    """
+    if keys.device.type == "cpu":  # numpy sorts short rows several times as fast as torch
+        ordered = keys.clone()
+        ordered.numpy().sort(axis=-1)
+    else:
+        ordered = keys.sort(dim=-1).values
+    last = ordered.gather(-1, (count[..., None] - 1).clamp(0, keys.shape[-1] - 1))
+    return (keys <= last) & (count > 0)[..., None]
+
+
 def _in_two_ranks(key: torch.Tensor, ahead: torch.Tensor) -> torch.Tensor:
     """Return order keys that rank the entries of `ahead` above all others. Within both groups the order is unchanged.
 

@@ -42,6 +42,9 @@ class LayerView:
     # queries since the last tick. Set while `observe` sees generated tokens whose attention was summed by decode steps
     # (`Needs.sums`); `queries` are then empty.
     sums: torch.Tensor | None = None
+    # For each number n in `Needs.newest`, [b, Hk, g, N] float32: the attention as in `sums`, summed over the newest n
+    # queries. Empty unless decode steps summed it; `newest_attention` then computes it from `queries`.
+    newest_sums: Mapping[int, torch.Tensor] = field(default_factory=dict)
     # [b, w, D] inputs of the layer's attention of the newest w tokens, oldest first, see `Needs.hidden`. If a
     # sequence has fewer tokens, they are the last ones. None unless the method needs them.
     hidden: torch.Tensor | None = None
@@ -144,6 +147,16 @@ class LayerView:
             newest=newest,
             kernels=self.kernels,
         )
+
+    def newest_attention(self, counts: Sequence[int]) -> list[torch.Tensor]:
+        """Return, for each number n in `counts`, the attention of every query head, summed over the newest n queries.
+
+        Each tensor is [b, Hk, g, N]. Requires Needs(newest=counts).
+        """
+        if self.newest_sums:
+            return [self.newest_sums[n] for n in counts]
+        newest = self.last_queries(max(counts))
+        return list(newest.attend(reduce_g=None, reduce_q="sum", newest=counts).unbind(dim=-2))
 
     def rotate(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
         """Return x [b, H, w, d] with each vector moved forward by `by` positions ([b, w] or [w]), or back where `by` is

@@ -7,14 +7,16 @@ import shutil
 
 import pytest
 import torch
+from kvbench.methods.foresightkv import ForesightKV
 from support.methods import small, with_tables
 from support.models import build, requests
 
 from kvbench.engine import loop
-from kvbench.engine.cache.layout import sums_attention
+from kvbench.engine.cache.layout import stored_queries, sum_marks, sums_attention
 from kvbench.engine.evict import Evictor
 from kvbench.engine.kernels import backends, masked
 from kvbench.eviction.choose import from_label
+from kvbench.eviction.terms.foresight import WINDOWS
 from kvbench.eviction.view import make_view
 from kvbench.records import FollowUp
 
@@ -29,7 +31,19 @@ class Talk:
         return FollowUp(ids=tuple(range(5, 24)), fresh=False) if len(answers) < 2 else None
 
 
-def observed(monkeypatch, loaded, method, *, sums, budget=24, change=lambda engine: None, **options):
+def observed(
+    monkeypatch,
+    loaded,
+    method,
+    *,
+    sums,
+    budget=24,
+    change=lambda engine: None,
+    interval=INTERVAL,
+    new_tokens=(40, 20, 33, 27),
+    marks=(),
+    **options,
+):
     """Every answer's tokens, and the columns after each observation: (noise key, tokens seen, layer) -> columns."""
     columns, observe = {}, Evictor._observe
 
@@ -43,12 +57,15 @@ def observed(monkeypatch, loaded, method, *, sums, budget=24, change=lambda engi
     with monkeypatch.context() as patch:
         patch.setattr(Evictor, "_observe", recorded)
         patch.setattr(loop, "sums_attention", lambda *given: sums and sums_attention(*given))
-        engine = loop.Engine(loaded, method, budget=budget, interval=INTERVAL, slots=3, max_tokens=300, **options)
+        engine = loop.Engine(loaded, method, budget=budget, interval=interval, slots=3, max_tokens=500, **options)
         assert [layer.sums is not None for layer in engine.cache.evicting] == [sums] * len(engine.cache.evicting)
-        assert engine.cache.shape.queries == (method.needs().window if sums else max(method.needs().window, INTERVAL))
+        needs = method.during("decode").needs()
+        width = needs.window if marks else needs.width
+        assert engine.cache.shape.queries == (width if sums else max(width, interval))
+        assert engine.cache.shape.marks == marks
         change(engine)
-        todo = requests(lengths=(9, 60, 33, 14), new_tokens=(40, 20, 33, 27), samples=2)
-        todo[2] = dataclasses.replace(todo[2], conversation=Talk(), max_tokens=200)
+        todo = requests(lengths=(9, 60, 33, 14), new_tokens=new_tokens, samples=2)
+        todo[2] = dataclasses.replace(todo[2], conversation=Talk(), max_tokens=400)
         done = {(d.request.doc_id, d.sample): d.token_ids for d in engine.generate(todo)}
     return done, columns
 
@@ -79,6 +96,40 @@ def test_equal_to_stored_queries(monkeypatch, architecture, method):
     loaded = with_tables(loaded) if made.weights() else loaded
     wanted = observed(monkeypatch, loaded, made, sums=False)
     check(wanted, observed(monkeypatch, loaded, made, sums=True))
+
+
+@pytest.mark.parametrize("interval", [32, 33, 45, 70])
+@pytest.mark.parametrize(
+    "label", ["foresightkv(sampling=false)", "snapkv+foresightkv(snapkv.window=4,foresightkv.sampling=false)"]
+)
+def test_the_newest_queries_are_summed_apart(monkeypatch, interval, label):
+    """From 32, 16 and 8 steps before each tick on; in prompts, and without sums, from stored queries."""
+    method = from_label(label)
+    decode, newest, score = method.during("decode"), {}, ForesightKV.score
+
+    def scored(self, view):
+        shown = torch.stack(view.newest_attention(WINDOWS), dim=2)
+        layers = view.layer_index if isinstance(view.layer_index, torch.Tensor) else [view.layer_index]
+        for i, layer in enumerate(layers):
+            newest[int(view.noise_key[i]), int(view.seen[i]), int(layer)] = shown[i].clone()
+        return score(self, view)
+
+    monkeypatch.setattr(ForesightKV, "score", scored)
+    loaded = with_tables(build("qwen3"))
+    marks = (32, 16, 8)
+    assert sum_marks(method, interval, True) == marks
+    assert sum_marks(method, 31, True) == sum_marks(method, interval, False) == ()
+    assert stored_queries(method, interval, 1000, True)[1] == 0
+    tokens = {"interval": interval, "new_tokens": (100, 71, 3 * interval, 80)}
+    wanted = observed(monkeypatch, loaded, method, sums=False, **tokens)
+    stored = dict(newest)
+    newest.clear()
+    check(wanted, observed(monkeypatch, loaded, method, sums=True, marks=marks, **tokens))
+    assert newest.keys() == stored.keys()
+    assert decode.needs().newest == WINDOWS
+    for place, shown in stored.items():
+        torch.testing.assert_close(newest[place], shown, atol=1e-5, rtol=1e-5, msg=str(place))
+    assert any(shown[:, 0].ne(shown[:, 2]).any() for shown in stored.values())
 
 
 def test_slot_by_slot(monkeypatch):

@@ -31,6 +31,9 @@ def test_a_block_ends_at_the_first_tick_and_queries_are_stored_for_ticks_that_re
         steps = block_length(sequences, trigger, look)
         ticks = [k for k in range(1, look + 1) if any(trigger.due(clock + k) for clock in clocks)]
         assert steps == min([look, max(left), *ticks])
+        marks = rng.sample(range(1, 8), 2)
+        marked = [k for k in range(1, look + 1) if any(trigger.due(c + k + mark) for c in clocks for mark in marks)]
+        assert block_length(sequences, trigger, look, marks=marks) == min([look, max(left), *ticks, *marked])
         read = any(
             trigger.due(clock + tick)
             for clock in clocks

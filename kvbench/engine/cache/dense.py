@@ -37,6 +37,7 @@ class DenseStore(EvictingStore):
         self.keys, self.values, self.positions = stack.keys[rows], stack.values[rows], stack.positions[rows]
         self.columns = {name: column[rows] for name, column in stack.columns.items()}
         self.sums = None if stack.sums is None else stack.sums[rows]
+        self.older = None if stack.older is None else stack.older[:, rows]
 
     def install(self, packed: PackedLayer, slots: Sequence[int], index: torch.Tensor, seen: int) -> None:
         super().install(packed, slots, index, seen)
@@ -47,6 +48,8 @@ class DenseStore(EvictingStore):
             to[index, :, :length] = source.view(heads, length, *source.shape[1:])
         if self.sums is not None:
             self.sums[index] = 0
+        if self.older is not None:
+            self.older[:, index] = 0
 
 
 class DenseStack(Stack):
@@ -70,6 +73,8 @@ class DenseStack(Stack):
         self.columns = {c.name: torch.full(size, c.init, device=device) for c in shape.columns}
         if shape.sums:
             self.sums = torch.zeros(*size[:2], g.group, shape.rows, device=device)
+        if shape.marks:
+            self.older = torch.zeros(len(shape.marks), *size[:2], g.group, shape.rows, device=device)
         self.layers = [DenseStore(self, place) for place in range(len(members))]
 
     def shown(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -20,6 +20,7 @@ from kvbench.eviction.api import Method
 from kvbench.eviction.columns import expanded
 from kvbench.eviction.declare import WHOLE
 from kvbench.eviction.options import budget_in_force
+from kvbench.eviction.trigger import Every
 
 Layout = Literal["auto", "dense", "paged"]
 GPU_PASS = 8, 4096  # most chunks and most tokens of a pass on a GPU
@@ -93,6 +94,19 @@ def sums_attention(method: Method, layout: Layout = "auto", backend: Backend = "
     return dense and backend != "varlen" and needs.queries == "since_last" and needs.sums
 
 
+def sum_marks(method: Method, interval: int, sums: bool) -> tuple[int, ...]:
+    """Return at which numbers of steps before a tick decode steps begin new sums, the largest number first.
+
+    The sums since these steps are the attention of the newest queries (`Needs.newest`). The result is () if the method
+    does not ask for it, or the newest queries reach back behind the previous tick. sums: see `sums_attention`.
+    """
+    decode = method.during("decode")
+    trigger, newest = decode.trigger(interval), decode.needs().newest
+    if not (sums and newest and isinstance(trigger, Every) and trigger.interval >= max(newest)):
+        return ()
+    return tuple(sorted(newest, reverse=True))
+
+
 def stored_queries(method: Method, interval: int, longest: int, sums: bool = False) -> tuple[int, int]:
     """Return how many of the newest queries a layer stores: while a prompt is read, and in each slot afterwards.
 
@@ -102,7 +116,8 @@ def stored_queries(method: Method, interval: int, longest: int, sums: bool = Fal
     trigger, needs = decode.trigger(interval), decode.needs()
     after = 0
     if trigger.growth is not None:
-        after = max(needs.width, trigger.growth if needs.queries == "since_last" and not sums else 0)
+        width = needs.window if sum_marks(method, interval, sums) else needs.width
+        after = max(width, trigger.growth if needs.queries == "since_last" and not sums else 0)
     before = max(method.needs().width, method.during("prefill").needs().width, after)
     return min(before, longest), min(after, longest)
 
@@ -229,6 +244,7 @@ def shape_of(
         states=method.states() if method.evicts else (),
         queries=stored_queries(method, interval, lengths.total, sums)[1] if method.evicts else 0,
         sums=sums,
+        marks=sum_marks(method, interval, sums) if method.evicts else (),
         hidden=stored_hidden(method, interval, lengths.total)[1] if method.evicts else 0,
         recurrent=states,
     )

@@ -40,6 +40,7 @@ class Shape:
     states: tuple[State, ...] = ()
     queries: int = 0  # number of newest queries stored per slot
     sums: bool = False  # whether decode steps sum the attention that each entry receives between two ticks
+    marks: tuple[int, ...] = ()  # numbers of steps before a tick at which new sums begin, see `layout.sum_marks`
     hidden: int = 0  # number of newest hidden states stored per slot
     recurrent: tuple[StateShape, ...] = ()  # states of recurrent layers
 
@@ -54,10 +55,12 @@ class Store:
     hidden states, the method's states and, if decode steps sum attention, the sums.
 
     queries: [S, Hq, width, D]; hidden: [S, 1, width, hidden size]; their widths may differ. The query and the hidden
-    state of position p lie at p % width. states: each [S, ...]. sums: [S, Hk, g, places], see `stack.Stack`.
+    state of position p lie at p % width. states: each [S, ...]. sums: [S, Hk, g, places], and older: [marks, S, Hk, g,
+    places], see `stack.Stack`.
     """
 
     sums: torch.Tensor | None = None
+    older: torch.Tensor | None = None
     keys: torch.Tensor  # [S, Hk, places, D]; a paged layer has a pool instead
     values: torch.Tensor
 
@@ -99,8 +102,10 @@ class Store:
     def extra_bytes(self) -> int:
         """Return the bytes of the queries, hidden states, method's states and sums that this layer stores for one
         slot."""
-        stored = (self.queries, self.hidden, *self.states.values(), *([] if self.sums is None else [self.sums]))
-        return sum(t[0].nbytes for t in stored)
+        stored = (self.queries, self.hidden, *self.states.values())
+        sums = 0 if self.sums is None else self.sums[0].nbytes
+        older = 0 if self.older is None else self.older[:, 0].nbytes
+        return sum(t[0].nbytes for t in stored) + sums + older
 
 
 class RingPlaces:

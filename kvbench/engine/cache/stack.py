@@ -8,6 +8,8 @@ Letters: b rows of a batch, Hq query heads, Hk KV heads, n entries per head, D h
 
 from __future__ import annotations
 
+import functools
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +21,7 @@ from kvbench.engine import memory
 from kvbench.engine.attention.geometry import LayerGeometry
 from kvbench.engine.cache.slot_cache import EvictingStore, Shape
 from kvbench.engine.rules import Batch, Rows
+from kvbench.engine.upload import upload
 from kvbench.eviction.api import Needs
 
 SCRATCH_BYTES = {"cuda": 2 << 30, "cpu": 256 << 20}
@@ -55,8 +58,11 @@ class Stack(ABC):
         self.states = {s.name: torch.zeros(rows, *g.state_shape(s), device=device) for s in shape.states}
         self._indices = np.array([member.index for member in members])
         # [rows, Hk, g, places] float32: the attention that the g query heads of each group have paid to every entry
-        # since the row's last tick. None unless decode steps sum it.
+        # since the row's last mark or, before the first mark, since its last tick. older [marks, rows, Hk, g, places]:
+        # the sums before each mark. None unless decode steps sum attention, see `mark`.
         self.sums: torch.Tensor | None = None
+        self.older: torch.Tensor | None = None
+        self.marks = shape.marks
 
     def rows_of(self, slots: Sequence[int]) -> np.ndarray:
         """Return the rows of these slots in all layers of the stack."""
@@ -87,12 +93,44 @@ class Stack(ABC):
     def sums_of(self, batch: RowBatch) -> torch.Tensor | None:
         """Return the attention that the rows' entries have received since the last tick, [b, Hk, g, n] float32, or None
         if decode steps do not sum it."""
-        return None if self.sums is None else self.sums[batch.at, :, :, : int(self.filled(batch.rows[:1])[0])]
+        if self.sums is None:
+            return None
+        length = int(self.filled(batch.rows[:1])[0])
+        return functools.reduce(torch.add, self._series(batch, length))
 
-    def clear_sums(self, batch: RowBatch) -> None:
-        """Begin new sums at a tick."""
+    def newest_sums_of(self, batch: RowBatch) -> dict[int, torch.Tensor]:
+        """Return, for each mark, the attention that the rows' entries have received since then, [b, Hk, g, n] float32;
+        {} without marks. Shortly before a tick, the mark's number is also the number of queries since then."""
+        if not self.marks:
+            return {}
+        _, *series = self._series(batch, int(self.filled(batch.rows[:1])[0]))
+        return dict(zip(reversed(self.marks), itertools.accumulate(reversed(series), torch.add)))
+
+    def mark(self, slots: Sequence[int], number: int) -> None:
+        """Begin new sums in these slots; the sums so far become `older[number]`. number: the mark's index."""
+        assert self.sums is not None
+        assert self.older is not None
+        at = self._at(slots)
+        self.older[number, at] = self.sums[at]
+        self.sums[at] = 0
+
+    def clear_sums(self, slots: Sequence[int]) -> None:
+        """Begin new sums in these slots after a tick."""
         if self.sums is not None:
-            self.sums[batch.at] = 0
+            self.sums[self._at(slots)] = 0
+        if self.older is not None:
+            self.older[:, self._at(slots)] = 0
+
+    def _at(self, slots: Sequence[int]) -> slice | torch.Tensor:
+        """Return the index of these slots' rows; a slice if the rows are consecutive, see `RowBatch.at`."""
+        rows = self.rows_of(slots)
+        return slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] == len(rows) - 1 else upload(rows, self.device)
+
+    def _series(self, batch: RowBatch, length: int) -> list[torch.Tensor]:
+        """Return the rows' sums between successive marks, oldest first, each [b, Hk, g, length]."""
+        assert self.sums is not None
+        every = [self.sums] if self.older is None else [*self.older, self.sums]
+        return [sums[batch.at, :, :, :length] for sums in every]
 
     def states_of(self, batch: RowBatch) -> dict[str, torch.Tensor]:
         return {name: state[batch.at] for name, state in self.states.items()}

@@ -37,6 +37,7 @@ COUNT: dict[Features, int] = {"paper6": 6, "released8": 8, "attn": 6}  # per que
 WINDOWS = (8, 16, 32)
 DECAY = 0.9
 HIDDEN = 16  # units, in the paper and its code
+NARROW = 16  # the scorer joins parts of its input with fewer columns
 BLOCK_FLOATS = 1 << 17  # hidden units that the network computes at a time on a CPU, so that they stay in its cache
 
 
@@ -70,13 +71,13 @@ def scorer_inputs(
     cumulative: torch.Tensor,
     decayed: torch.Tensor,
 ) -> list[torch.Tensor]:
-    """Return the scorer's input in parts, in order: keys, values and attention; for "attn", only attention.
+    """Return the scorer's input in parts, in order: keys, values, and each kind of attention; "attn": attention only.
 
-    Together the parts [b, Hk, N, ...] hold the D numbers of each entry. Joining keys and values would copy them once
-    more, which takes longer than the network. Places without an entry hold 0.
+    Together the parts [b, Hk, N, ...] hold the D numbers of each entry. Joining them for all entries would copy them
+    once more, which takes longer than the network. Places without an entry hold 0.
 
     Args:
-        view: must show the values (except for "attn") and the newest 32 queries (except for "released8").
+        view: must show the values (except for "attn") and declare Needs(newest=WINDOWS) (except for "released8").
         chunk: by name ("sum"; for "released8" also "max" and "min"), statistics of the attention in the newest chunk,
             each [b, Hk, g, N].
         cumulative, decayed: [b, Hk, g, N], the cumulative and the decayed sum; both include the newest chunk.
@@ -85,11 +86,8 @@ def scorer_inputs(
     if features == "released8":
         attention = [chunk["max"], chunk["min"], total, total, total, total]
     else:
-        attention = [
-            *view.last_queries(max(WINDOWS)).attend(reduce_g=None, reduce_q="sum", newest=WINDOWS).unbind(dim=-2),
-            total,
-        ]
-    inputs = [torch.cat([*attention, cumulative, decayed], dim=2).transpose(-1, -2)]
+        attention = [*view.newest_attention(WINDOWS), total]
+    inputs = [x.transpose(-1, -2) for x in (*attention, cumulative, decayed)]
     if features != "attn":
         assert view.values is not None
         inputs = [view.keys.float(), view.values.float(), *inputs]
@@ -116,8 +114,13 @@ def drop_scores(weights: Mapping[str, torch.Tensor], layer: int | torch.Tensor, 
 
 def _network(weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> torch.Tensor:
     w1, b1, w2, b2 = weights
-    h = b1[..., None, :]
-    for x, w in zip(inputs, w1.split([x.shape[-1] for x in inputs], dim=-2)):
-        h = h + x @ w
+    b, heads, n, _ = inputs[0].shape
+    wide = [x for x in inputs if x.shape[-1] >= NARROW]
+    if len(wide) < len(inputs):  # few columns make a slow product: join them
+        wide.append(torch.cat([*inputs[len(wide) :]], dim=-1))
+    first, *others = w1.expand(b, *w1.shape[-3:]).flatten(0, 1).split([x.shape[-1] for x in wide], dim=-2)
+    h = torch.baddbmm(b1.expand(b, *b1.shape[-2:]).flatten(0, 1)[:, None], wide[0].flatten(0, 1), first)
+    for x, w in zip(wide[1:], others):
+        h = torch.baddbmm(h, x.flatten(0, 1), w)
     # No matrix-vector product: its last bits depend on the number of sequences.
-    return (torch.nn.functional.gelu(h) * w2[..., None, :]).sum(dim=-1) + b2[..., None]
+    return (torch.nn.functional.gelu(h.view(b, heads, n, -1)) * w2[..., None, :]).sum(dim=-1) + b2[..., None]
