@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,10 +34,16 @@ class OutOfMemory(SetupError):
 
 
 def total(device: torch.device) -> int:
-    """Return the bytes of the device's memory; for a CPU, the bytes of the machine's memory."""
+    """Return the bytes of the device's memory; for a CPU, those of the machine's memory or, if it is
+    smaller, of the limit of the process's control group (of a container or a cluster's job)."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [machine]
+    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # ValueError: "max"
+            limits.append(int(Path(name).read_text()))
+    return min(limits)
 
 
 def release(device: torch.device) -> None:

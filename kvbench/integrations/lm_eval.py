@@ -67,9 +67,9 @@ class KVBenchLM(TemplateLM):
         with in_its_words():
             check_prefill(self.args.method(), run.prefill, self.args.choice.label)
         info = models.describe(run.model, run.revision)
-        if info.folder is not None:
+        if info.folder is not None and info.where == str(info.folder):
             models.check_tokenizer(run.model, info.folder)
-        where, adapter = str(info.folder or info.name), adapters.find(run.adapter)
+        where, adapter = info.where, adapters.find(run.adapter)
         self.adapter = adapter.identity if adapter else None
         move = mover(run.device_map, run.device)
         self.loaded = load(where, revision=run.revision, device=run.device, dtype=run.dtype, adapter=adapter, move=move)

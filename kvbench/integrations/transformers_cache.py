@@ -108,7 +108,7 @@ class EvictionCache(FixedBatch):
         self._ids = torch.empty(0)
         self._routed = False  # whether a forward pass with this cache is running
         self._routing = contextlib.ExitStack()
-        self._close = hook(model, self)
+        self._close = hook(loaded.model, self)
 
     def _checked(self, budget: Any) -> Budget | None:
         """Parse and check the budget. Raises UserError when it is missing, invalid or too small."""

@@ -66,19 +66,15 @@ def git_commit() -> str | None:
 
 
 def memory_bytes() -> int | None:
-    """Return how many bytes of memory this process may use; None if the system does not state it.
+    """Return how many bytes of memory this process may use (`memory.total`); None if the system does not state it."""
+    import torch
 
-    This is the machine's memory, or the limit of the process's control group if that limit is smaller.
-    """
-    limits = []
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            limits.append(int(Path(name).read_text()))
-        except (OSError, ValueError):
-            continue
-    return min(limits, default=None)
+    from kvbench.engine import memory
+
+    try:
+        return memory.total(torch.device("cpu"))
+    except (AttributeError, OSError, ValueError):  # a system without sysconf, or without this name
+        return None
 
 
 def load() -> float | None:

@@ -23,6 +23,7 @@ from kvbench.runner.workload import TaskWork
 from kvbench.sources import adapters, models, quantised, vocabulary
 from kvbench.sources.adapters import Adapter
 from kvbench.sources.data.missing import DataMissing
+from kvbench.sources.tokenizer import read_tokenizer
 
 Notice = Callable[[str], None]
 
@@ -61,7 +62,8 @@ def read_inputs(
     with models.reading(config.model, where):
         tokenizer, model_config = _read_model(where, config)
         tokenizer("word")  # a tokenizer reads some of its settings only with the first text: a fault shows here
-        vocabulary.check(len(tokenizer), getattr(model_config.get_text_config(), "vocab_size", None))
+        embeddings = getattr(model_config.get_text_config(), "vocab_size", None)
+        vocabulary.check_tokenizer(tokenizer, embeddings)
         context = info.context or int(getattr(model_config.get_text_config(), "max_position_embeddings", 1 << 20))
     if adapter := adapter or adapters.find(config.adapter):
         refuse_quantised(adapter, quantised.form_of(info.config))
@@ -76,6 +78,8 @@ def read_inputs(
             works[name] = load_task(name, config, data, tokenizer, model_config.model_type, context)
         except DataMissing as error:
             raise task_data.all_missing(error, [n for n in config.tasks if n not in works], config, data) from None
+    for name, work in works.items():
+        vocabulary.check_prompts(name, tokenizer, (prompt.ids for prompt in work.prompts), embeddings)
     _check_end(config, where, tokenizer, model_config, works)
     if any("code" in work.task.needs for work in works.values()):
         from kvbench.scoring import sandbox
@@ -113,5 +117,5 @@ def _read_model(where: str, config: RunConfig) -> tuple[Any, Any]:
     if Path(where).is_dir():
         models.check_tokenizer(config.model, Path(where))
     huggingface_hub.logging.set_verbosity_error()  # the client logs every retry; kvbench reports the outcome
-    tokenizer = transformers.AutoTokenizer.from_pretrained(where, revision=config.revision, trust_remote_code=False)
-    return tokenizer, transformers.AutoConfig.from_pretrained(where, revision=config.revision, trust_remote_code=False)
+    known = transformers.AutoConfig.from_pretrained(where, revision=config.revision, trust_remote_code=False)
+    return read_tokenizer(where, config.revision, known.model_type), known

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvbench.errors import SetupError, quote
+from kvbench.errors import SetupError, UserError, quote
 from kvbench.store.strict_json import lenient
 
 
@@ -18,6 +18,28 @@ def check(tokens: int | None, embeddings: int | None) -> None:
         raise SetupError(
             f"the tokenizer has {tokens} tokens and the model {embeddings} embeddings; they do not belong together. "
             "Put the model's own tokenizer files beside its weights."
+        )
+
+
+def check_tokenizer(tokenizer: Any, embeddings: int | None) -> None:
+    """Raise SetupError if a tokenizer has more tokens than the model has embeddings, apart from special tokens.
+
+    Special tokens without an embedding are accepted, because no text needs to hold them: the text models of Gemma 3
+    share a tokenizer with an image token. `check_prompts` refuses prompts that hold them.
+    """
+    if embeddings is not None:
+        added = getattr(tokenizer, "added_tokens_decoder", {}).items()
+        check(len(tokenizer) - sum(token.special and i >= embeddings for i, token in added), embeddings)
+
+
+def check_prompts(task: str, tokenizer: Any, prompts: Iterable[Sequence[int]], embeddings: int | None) -> None:
+    """Raise UserError if a prompt of a task holds a token without an embedding. prompts: token ids of each prompt."""
+    largest = max((max(ids, default=0) for ids in prompts), default=0)
+    if embeddings is not None and largest >= embeddings:
+        raise UserError(
+            f"a prompt of task {quote(task)} holds the token {quote(tokenizer.convert_ids_to_tokens(largest))}, for "
+            "which the model has no embedding. Put the model's own tokenizer files beside its weights, or leave the "
+            "token out of the questions."
         )
 
 
@@ -38,18 +60,22 @@ def end_ids(owners: Iterable[Any]) -> frozenset[int]:
 
 def check_folder(folder: Path, config: Mapping[str, Any]) -> None:
     """Check that a model folder's tokenizer.json has no more tokens than its config.json has embeddings (vocab_size).
-    Raises SetupError. If one of the files does not state its number, nothing is checked.
+    As in `check_tokenizer`, special tokens are accepted. Raises SetupError. If one of the files does not state its
+    number, nothing is checked.
     """
     size = (config.get("text_config") or config).get("vocab_size")
-    check(tokens(folder), size if type(size) is int else None)
+    if type(size) is int:
+        check(tokens(folder, size), size)
 
 
-def tokens(folder: Path) -> int | None:
-    """Return the number of tokens in a folder's tokenizer.json; None if it cannot be read."""
+def tokens(folder: Path, size: int | None = None) -> int | None:
+    """Return the number of tokens in a folder's tokenizer.json; None if it cannot be read. size: if given, special
+    tokens with ids from this number on do not count."""
     try:
         content = lenient((folder / "tokenizer.json").read_bytes())
         known, added = content["model"]["vocab"], content.get("added_tokens") or []
         names = set(known) if isinstance(known, dict) else {piece for piece, _ in known}
-        return len(names | {token["content"] for token in added})
+        extra = {token["content"] for token in added if size is not None and token["special"] and token["id"] >= size}
+        return len((names | {token["content"] for token in added}) - extra)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # transformers reports a broken file itself
         return None

@@ -11,6 +11,7 @@ import contextlib
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +24,7 @@ from kvbench.taskkit import template_variables
 PROBE = "1 + 1 = ?"  # a message that shows how a template renders
 Messages = list[dict[str, Any]]  # as chat templates take them
 _PROBE: Messages = [{"role": "user", "content": PROBE}]
+TODAY = datetime(2026, 1, 1)  # the date that chat templates write
 NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 
@@ -288,8 +290,12 @@ def _needs_parts(tokenizer: Any, chat_template: str | None) -> bool:
 
 
 def with_thinking(variables: Mapping[str, Any], thinking: bool | None) -> dict[str, Any]:
-    """Return a template's variables with `enable_thinking` set to `thinking`; unchanged if `thinking` is None."""
-    return dict(variables) if thinking is None else {**variables, template_variables.THINKING: thinking}
+    """Return a template's variables together with the variable that switches thinking, unless `thinking` is None.
+
+    A template that asks for today's date gets `TODAY`, so that a run has the same prompts on every day.
+    """
+    switch = {} if thinking is None else {template_variables.THINKING: thinking}
+    return {"strftime_now": TODAY.strftime, **variables, **switch}
 
 
 def _named(chat_template: str | None, origin: str | None) -> str:

@@ -63,7 +63,7 @@ def make(
     or UserError when the model cannot be loaded, when this table cannot be estimated for this model, or when a file
     cannot be written.
     """
-    loaded = load(str(describe(model).folder or model), device=device)
+    loaded = load(describe(model).where, device=device)
     refuse_training(loaded)
     module, _, function = TABLES[kind].partition(":")
     estimator: Estimator = getattr(importlib.import_module(module), function)

@@ -50,6 +50,27 @@ def test_greedy_tokens_equal_the_engine(method, architecture):
     assert loaded.model.config._attn_implementation == "sdpa"  # the model is as before
 
 
+def test_a_model_that_peft_wraps():
+    peft = pytest.importorskip("peft", reason="peft wraps models with adapters; it is in the extra 'adapters'")
+    loaded = build("qwen3")
+    config = peft.LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    plain = copy.deepcopy(loaded.model)
+    torch.manual_seed(0)
+    wrapped = peft.get_peft_model(loaded.model, config)
+    ids = torch.tensor([list(range(5, 25))])
+    how = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 20, "do_sample": False}
+    wanted = wrapped.generate(input_ids=ids, **how)
+    assert wanted.tolist() != plain.generate(input_ids=ids, **how).tolist()
+    with EvictionCache(wrapped, "full", max_tokens=100) as cache:
+        assert wrapped.generate(input_ids=ids, past_key_values=cache, **how).tolist() == wanted.tolist()
+    with EvictionCache(wrapped, "tova", budget=16, interval=8, max_tokens=100) as cache:
+        wrapped.generate(input_ids=ids, past_key_values=cache, **how)
+        assert max(cache.entries()) <= 24
+    prompts = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    with pytest.raises(UserError, match="adds tokens before the prompt"):
+        EvictionCache(peft.get_peft_model(plain, prompts), "full", max_tokens=100)
+
+
 def padded(prompts):
     """Left-padded ids and mask [b, t]; pads are token 3, which a cache must never see."""
     length = max(map(len, prompts))

@@ -7,10 +7,13 @@ import re
 import struct
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from kvbench import __version__, tiny
+from kvbench.engine.model import load
 from kvbench.errors import SetupError, UserError
 from kvbench.runner import env
 from kvbench.sources import hub, models, refusals, vocabulary
@@ -200,6 +203,15 @@ def test_a_part_of_a_hub_model_in_the_cache_is_no_model(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     assert cached.where == "org/part"
     assert models.describe("tiny").where == str(tiny.path())
+
+
+def test_a_draft_with_a_part_in_the_cache_is_loaded_by_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(load, "describe", lambda name: models.ModelInfo(name=name, folder=folder))
+    monkeypatch.setattr(load, "load", lambda where, **more: asked.append(where))
+    target: Any = SimpleNamespace(dtype="torch.float32", device="cpu")
+    load.load_draft(target)("org/part")
+    assert asked == ["org/part"]
 
 
 def test_versions_and_machine() -> None:

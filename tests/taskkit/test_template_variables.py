@@ -83,6 +83,15 @@ def test_effective_thinking(
     assert effective_thinking(tokenizer(template), thinking, chat=True, variables=variables) is expected
 
 
+def test_today_is_the_same_on_every_day() -> None:
+    dated = tokenizer("Today {{ strftime_now('%Y-%m-%d') }}: {{ messages[0].content }}")
+    assert render(doc(), dated, chat=True) == "Today 2026-01-01: 1+1?"
+    check_template(dated, chat=True)
+    either = tokenizer("{{ date_string or strftime_now('%d %b %Y') }}")
+    assert render(doc(), either, chat=True) == "01 Jan 2026"
+    assert render(doc(), either, chat=True, variables=parse(["date_string=2 May"])) == "2 May"
+
+
 def test_a_run_asks_with_the_variable_and_resumes_with_it(tmp_path: Path) -> None:
     template = tmp_path / "t.jinja"
     template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}\nEffort {{ effort }}.")

@@ -127,7 +127,7 @@ def subjects(model: str | None) -> Iterator[list[Subject]]:
 def named_subject(name: str, scratch: Path) -> Subject:
     """Load the model with this folder or hub name, in float32 on the CPU."""
     info = describe(name)
-    loaded = load(str(info.folder or name), device="cpu", dtype="float32")
+    loaded = load(info.where, device="cpu", dtype="float32")
     return Subject(name, endless(loaded), name, _below(scratch, "named"))
 
 

@@ -26,6 +26,7 @@ from kvbench.sources.model_weights import REPORTING, difference
 from kvbench.sources.models import describe
 from kvbench.sources.quantised import Form
 from kvbench.sources.refusals import WITH_IMAGES
+from kvbench.sources.tokenizer import read_tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -110,8 +111,8 @@ def load(
     transformers.logging.disable_progress_bar()
     quantised.silence_bitsandbytes()
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
         config = transformers.AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
+        tokenizer = read_tokenizer(path, revision, config.model_type)
         form, more = _in_its_form(config, where)
         model, report = auto_class(config).from_pretrained(
             path, revision=revision, dtype=kind, use_safetensors=True, trust_remote_code=False, **REPORTING, **more
@@ -194,7 +195,7 @@ def load_draft(target: LoadedModel) -> Callable[[str], LoadedModel]:
 
     def load_beside(name: str) -> LoadedModel:
         dtype = str(target.dtype).removeprefix("torch.")
-        return load(str(describe(name).folder or name), device=str(target.device), dtype=dtype)
+        return load(describe(name).where, device=str(target.device), dtype=dtype)
 
     return load_beside
 
@@ -202,8 +203,9 @@ def load_draft(target: LoadedModel) -> Callable[[str], LoadedModel]:
 def prepare(model: Any, tokenizer: Any) -> LoadedModel:
     """Check a model in memory, and return it as a LoadedModel.
 
-    Raises UserError when the model's architecture is not supported.
+    model: may be wrapped by peft. Raises UserError when the model's architecture is not supported.
     """
+    model = _unwrapped(model)
     parameter = next(model.parameters())
     if parameter.device.type == "cuda":
         torch.cuda.set_device(parameter.device)  # Triton launches on the current device
@@ -214,7 +216,7 @@ def prepare(model: Any, tokenizer: Any) -> LoadedModel:
     config = model.config.get_text_config()
     embeddings = model.get_input_embeddings().weight.shape[0]
     if tokenizer is not None:
-        vocabulary.check(len(tokenizer), embeddings)
+        vocabulary.check_tokenizer(tokenizer, embeddings)
     return LoadedModel(
         model,
         tokenizer,
@@ -243,6 +245,16 @@ def limit_time_steps(model: Any) -> None:
     for module in model.modules():
         if hasattr(module, "time_step_limit"):
             module.time_step_limit = tuple(map(float, limits))
+
+
+def _unwrapped(model: Any) -> Any:
+    """Return the model that peft wraps, with its adapter; any other model is returned unchanged. Raises UserError if
+    peft adds tokens before the prompt, which the wrapped model alone does not read."""
+    if not hasattr(model, "get_base_model"):
+        return model
+    if getattr(model.active_peft_config, "is_prompt_learning", False):
+        raise UserError("the model's peft adapter adds tokens before the prompt, which kvbench does not support.")
+    return model.get_base_model()
 
 
 def refuse_training(loaded: LoadedModel) -> None:

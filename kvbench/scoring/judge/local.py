@@ -15,6 +15,7 @@ from kvbench.console.faults import words
 from kvbench.errors import SetupError, quote
 from kvbench.scoring.judge.api import MAX_TOKENS, JudgeError, Reply, messages
 from kvbench.sources.model_weights import REPORTING, difference
+from kvbench.sources.tokenizer import read_tokenizer
 
 
 class LocalJudge:
@@ -72,7 +73,8 @@ class LocalJudge:
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder, trust_remote_code=False)
+            known = transformers.AutoConfig.from_pretrained(self.folder, trust_remote_code=False)
+            tokenizer = read_tokenizer(str(self.folder), model_type=known.model_type)
             loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
                 self.folder, dtype="auto", trust_remote_code=False, use_safetensors=True, **REPORTING
             )

@@ -1,0 +1,53 @@
+"""Loads a model's tokenizer, and corrects what transformers reads wrongly in some repositories."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+# Model types whose older repositories have a wrong regular expression for splitting text, which transformers corrects
+# on demand only (`fix_mistral_regex`).
+WRONG_SPLIT = frozenset({"mistral", "mistral3", "ministral", "pixtral", "voxtral"})
+
+
+def read_tokenizer(where: str, revision: str | None = None, model_type: str = "") -> Any:
+    """Return the tokenizer of a model. where: the model's folder or hub name; model_type: as in its config.json.
+
+    Some repositories with a byte-level tokenizer.json name the class LlamaTokenizer in their configuration
+    (DeepSeek-R1-Distill-Llama, deepseek-math). This class replaces the rule by which text is split, so that blanks
+    vanish from prompts. Such a tokenizer is loaded as its tokenizer.json says.
+    """
+    import transformers
+
+    how: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
+    if model_type in WRONG_SPLIT:
+        how["fix_mistral_regex"] = True
+    tokenizer = transformers.AutoTokenizer.from_pretrained(where, **how)
+    if "Metaspace" in _splitting(tokenizer) and _is_byte_level(where, revision):
+        return transformers.PreTrainedTokenizerFast.from_pretrained(where, **how)
+    return tokenizer
+
+
+def _splitting(tokenizer: Any) -> str:
+    """Return how a tokenizer splits text into words, as text; "" if it is not one of the library tokenizers."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return "" if backend is None else repr(backend.pre_tokenizer)
+
+
+def _is_byte_level(where: str, revision: str | None) -> bool:
+    """Return whether the model's tokenizer.json splits text into bytes; False if it has no such file."""
+    from transformers.utils import cached_file
+
+    found = cached_file(
+        where,
+        "tokenizer.json",
+        revision=revision,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    try:
+        content = json.loads(Path(found or "").read_bytes())
+        return "ByteLevel" in json.dumps(content.get("pre_tokenizer"))
+    except (OSError, ValueError, AttributeError):  # transformers reports a broken file itself
+        return False

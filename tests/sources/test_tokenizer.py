@@ -1,0 +1,92 @@
+"""Tokenizers that transformers reads wrongly, and tokenizers with more tokens than the model has embeddings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import transformers
+from support.chat_templates import SWITCH, tokenizer
+
+from kvbench.errors import SetupError, UserError
+from kvbench.sources import vocabulary
+from kvbench.sources.tokenizer import read_tokenizer
+
+
+def folder(path: Path, tokenizer_class: str, model_type: str = "llama", **config: Any) -> Path:
+    """Save a byte-level tokenizer under the name of another class, as some repositories do."""
+    tokenizer(SWITCH).save_pretrained(path)
+    settings = path / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"tokenizer_class": tokenizer_class}))
+    (path / "config.json").write_text(json.dumps({"model_type": model_type, **config}))
+    return path
+
+
+@pytest.mark.parametrize("name", ["LlamaTokenizerFast", "LlamaTokenizer", "PreTrainedTokenizerFast"])
+def test_blanks_survive_whatever_class_a_repository_names(tmp_path: Path, name: str) -> None:
+    made = read_tokenizer(str(folder(tmp_path, name)), model_type="llama")
+    assert made.decode(made("a b  c", add_special_tokens=False)["input_ids"]) == "a b  c"
+    assert made.chat_template == SWITCH
+
+
+def test_transformers_alone_loses_the_blanks(tmp_path: Path) -> None:
+    """Otherwise `read_tokenizer` needs no correction any more."""
+    made = transformers.AutoTokenizer.from_pretrained(folder(tmp_path, "LlamaTokenizerFast"))
+    assert made.decode(made("a b", add_special_tokens=False)["input_ids"]) == "ab"
+
+
+@pytest.mark.parametrize("model_type", ["mistral", "llama"])
+def test_mistral_s_splitting_is_corrected(tmp_path: Path, model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    read = transformers.AutoTokenizer.from_pretrained
+    monkeypatch.setattr(
+        transformers.AutoTokenizer, "from_pretrained", lambda where, **how: asked.append(how) or read(where, **how)
+    )
+    read_tokenizer(str(folder(tmp_path, "PreTrainedTokenizerFast", model_type)), model_type=model_type)
+    assert asked[0].get("fix_mistral_regex", False) is (model_type == "mistral")
+
+
+def with_image_token(path: Path) -> tuple[Any, int]:
+    """Return a tokenizer with a special token behind its vocabulary, and the number of its other tokens."""
+    made = tokenizer(SWITCH)
+    size = len(made)
+    made.add_special_tokens({"additional_special_tokens": ["<image_soft_token>"]})
+    made.save_pretrained(path)
+    return made, size
+
+
+def test_a_special_token_needs_no_embedding(tmp_path: Path) -> None:
+    """The text models of Gemma 3 have one embedding fewer than their tokenizer has tokens."""
+    made, size = with_image_token(tmp_path)
+    vocabulary.check_tokenizer(made, size)
+    vocabulary.check_folder(tmp_path, {"vocab_size": size})
+    for wrong in (
+        lambda: vocabulary.check_tokenizer(made, size - 1),
+        lambda: vocabulary.check_folder(tmp_path, {"vocab_size": size - 1}),
+    ):
+        with pytest.raises(SetupError, match="they do not belong together"):
+            wrong()
+    made.add_tokens(["plain"])
+    with pytest.raises(SetupError, match="they do not belong together"):
+        vocabulary.check_tokenizer(made, size)
+
+
+def test_a_prompt_with_a_token_without_embedding_is_refused(tmp_path: Path) -> None:
+    made, size = with_image_token(tmp_path)
+    vocabulary.check_prompts("t", made, [[1, 2], [size - 1], []], size)
+    vocabulary.check_prompts("t", made, [[size]], None)
+    with pytest.raises(UserError, match=r"^a prompt of task 't' holds the token '<image_soft_token>', for which"):
+        vocabulary.check_prompts("t", made, [[1], made("a <image_soft_token>")["input_ids"]], size)
+
+
+def test_a_tokenizer_without_added_tokens_is_counted() -> None:
+    class Plain(SimpleNamespace):
+        def __len__(self) -> int:
+            return 9
+
+    vocabulary.check_tokenizer(Plain(), 9)
+    with pytest.raises(SetupError):
+        vocabulary.check_tokenizer(Plain(), 8)
