@@ -63,8 +63,9 @@ class HeadKV(PromptVote):
         table = allocation.weights["importance"].double()
         if table.ndim != 2 or table.shape[1] != allocation.query_heads or table.shape[0] <= max(allocation.layers):
             raise UserError(
-                f"headkv: the table has shape {list(table.shape)}; the model needs {max(allocation.layers) + 1} or "
-                f"more rows (layers) and {allocation.query_heads} columns (query heads). Use this model's table."
+                f"headkv: the table has shape {list(table.shape)}; for this model the table needs at least "
+                f"{max(allocation.layers) + 1} rows (layers) and exactly {allocation.query_heads} columns (query "
+                "heads). Use this model's table."
             )
         if not bool((table.isfinite() & (table >= 0)).all()):
             raise UserError("headkv: the table has a negative or non-finite number. Run 'kvbench train headkv' again.")

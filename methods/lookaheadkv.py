@@ -85,7 +85,8 @@ def _misfit(tensors: Mapping[str, torch.Tensor], model: Sizes) -> str:
     if {"embeddings", "scaling"} - tensors.keys():
         return "the tensor 'embeddings' or 'scaling' is missing"
     if tensors["embeddings"].shape[-1] != model["hidden_size"]:
-        return f"embeddings have size {tensors['embeddings'].shape[-1]}, those of the model {model['hidden_size']}"
+        size = tensors["embeddings"].shape[-1]
+        return f"the learned embeddings have size {size}, but the model's hidden size is {model['hidden_size']}"
     alone = {name[2:] for name in tensors if name[:2] in ("A.", "B.")}
     half = [name for name in sorted(alone) if f"A.{name}" not in tensors or f"B.{name}" not in tensors]
     return f"the adapter of {half[0]} lacks one of its two matrices" if half else ""

@@ -53,7 +53,8 @@ class SepLLM(Method):
             raise OptionError("marks", "must have a character that is not white space.")
         if self.marks != type(self).marks and set(self.marks) & set(",()"):  # a label lists options in brackets
             raise OptionError(
-                "marks", f"takes no brackets, and ',' only in its default value; got {quote(self.marks)}."
+                "marks",
+                f"must have no bracket and, unless it is the default value, no comma; got {quote(self.marks)}.",
             )
 
     def needs(self) -> Needs:

@@ -31,7 +31,9 @@ class TextFirst(Method):
         super().__post_init__()
         inner = named("base", self.base, lambda: self.inner)
         if not inner.takes_budget or MODALITY in inner.columns():
-            raise OptionError("base", f"must name a method with a budget, not text-first; got {quote(self.base)}.")
+            raise OptionError(
+                "base", f"must name a method that takes a budget, other than text-first; got {quote(self.base)}."
+            )
         if RANK in inner.columns():  # such a method scores only the entries that it keeps
             raise OptionError("base", f"must name a method that scores every entry; got {quote(self.base)}.")
 

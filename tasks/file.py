@@ -161,7 +161,7 @@ def _wrong(item: Mapping[str, Any]) -> Iterator[str]:
     names = item.get("images", [])
     listed = names is None or isinstance(names, list)
     if not listed or not all(isinstance(name, str) and is_inside(name) for name in names or ()):
-        yield "'images' must be a list of file names in the folder of the file."
+        yield "'images' must be a list of names of image files, relative to the folder of this JSON-lines file."
     named = f" (item id {quote(identity)})" if isinstance(identity, (str, int, float)) else ""
     question = "question" if "question" in item or "problem" not in item else "problem"
     for field, numbers, needed in (("id", True, False), (question, False, True), ("answer", True, True), *_TEXTS):

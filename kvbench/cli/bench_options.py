@@ -54,7 +54,7 @@ _gib = number("a positive number of GiB", lambda value: value > 0)
 def _baselines(raw: object) -> tuple[str, ...]:
     names = _list("baseline", choice(*BASELINES, "none"), "transformers,continuous")(raw)
     if "none" in names and len(names) > 1:
-        raise BadValue(predicate=f"{raw}: 'none' cannot be joined with other names; give it alone.")
+        raise BadValue(predicate=f"{raw}: 'none' cannot be combined with other names; give it alone.")
     return tuple(name for name in names if name != "none")
 
 

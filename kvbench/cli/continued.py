@@ -205,8 +205,8 @@ def _check_task_file(run: str, path: str, record: Mapping[str, Any]) -> None:
     tasks = record["environment"].get("tasks", {})
     if task.name not in tasks:
         raise UserError(
-            f"--task-file {quote(path)} is task {quote(task.name)}; run {quote(run)} has {', '.join(tasks)}. Give the "
-            "file that the run began with."
+            f"--task-file {quote(path)} holds task {quote(task.name)}, but run {quote(run)} has only "
+            f"{', '.join(tasks)}. Give the file that the run began with."
         )
     was = tasks[task.name]["data"].get("sha256")
     _check_hash(run, f"--task-file {quote(path)}", was, task.sources()["sha256"])

@@ -26,11 +26,15 @@ def placement(params: Mapping[str, Any]) -> Placement:
     if name == "slurm" and workers is None:
         raise UserError("--executor slurm needs --workers N, the number of Slurm jobs.")
     if params["print_sbatch"] and params["resume"] is not None:
-        raise UserError("--print-sbatch takes no --resume; a script that is submitted again continues its shards.")
+        raise UserError(
+            "--print-sbatch cannot be given with --resume. To continue the shards, submit the script again."
+        )
     if params["print_sbatch"] and params["shard"] is not None:
         raise UserError("--print-sbatch divides the run into shards itself; leave --shard out.")
     if params["print_sbatch"] and params["dry_run"]:
-        raise UserError("--print-sbatch and --dry-run: the script would only print plans. Leave out one of them.")
+        raise UserError(
+            "--print-sbatch with --dry-run makes a script that only prints plans. Leave out one of the two."
+        )
     placed = Placement(
         name=name,
         workers=None if workers is None else parse("--workers", whole(1, MOST), workers),

@@ -214,7 +214,8 @@ class Builder:
         for task in tasks:
             if task not in known:
                 raise UserError(
-                    f"{wanted.source} {quote(task)} is in no [[grid]] of the file. Its tasks are {', '.join(known)}."
+                    f"no [[grid]] of the file has task {quote(task)} ({wanted.source}). The file has the tasks "
+                    f"{', '.join(known)}."
                 )
         kept = (dataclasses.replace(g, tasks=tuple(t for t in g.tasks if t in tasks)) for g in grids)
         return tuple(grid for grid in kept if grid.tasks)
@@ -252,7 +253,7 @@ class Builder:
         present = {n for m in methods for n in (m.name, *m.name.split("+"))}
         for method, _, _ in self.options:
             if method and method not in present:
-                raise UserError(f"--method-opt is for method {quote(method)}, which is not in this run.")
+                raise UserError(f"--method-opt names method {quote(method)}, but this run does not have the method.")
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

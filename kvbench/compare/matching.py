@@ -62,7 +62,8 @@ def parse_map(texts: Sequence[str]) -> dict[str, str]:
         old, new = _spelled(old.strip()), _spelled(new.strip())
         if new in found:
             raise UserError(
-                f"--map {quote(text)}: {quote(new)} is compared with {quote(found[new])} already. Name each NEW once."
+                f"--map {quote(text)}: an earlier --map pairs {quote(new)} with {quote(found[new])}. Name each NEW "
+                "only once."
             )
         found[new] = old
     return found

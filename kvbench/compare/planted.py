@@ -56,8 +56,9 @@ def checks(side: Side) -> Iterator[Check]:
     if _clusters(cell) < LEAST:
         least = LEAST + math.ceil(LEAST / (KEEPS - 1))
         raise UserError(
-            f"{quote(side.name)} has no cell with evictions and at least {least} right answers, as a planted drop of "
-            "the score needs. Name a run of more questions."
+            f"{quote(side.name)} has no evicting cell with right answers to enough questions of different sources, so "
+            f"no drop of the score can be planted; about {least} such questions are needed. Name a run with more "
+            "questions."
         )
     twin = replace(cell, key=replace(cell.key, seed=f"{cell.key.seed} twin"))
     base = replace(side, cells={one.key: one for one in (cell, twin)}, folders=())

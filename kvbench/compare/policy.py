@@ -102,7 +102,7 @@ def _policy(document: Mapping[str, Any], where: str) -> Policy:
     if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
         raise UserError(f"{where}: cells is not a list of tables; write each table as [[cells]].")
     if not isinstance(limits, dict):
-        raise UserError(f"{where}: limits is {quote(limits)}, not a table; write [limits].")
+        raise UserError(f"{where}: limits is {quote(limits)} and must be a table; write [limits].")
     if not isinstance(strict, bool):
         raise UserError(f"{where}: strict is {quote(strict)}; write true or false.")
     _known(limits, LIMITED, f"{where}: limits")

@@ -67,8 +67,8 @@ def read_runs(paths: Sequence[Path], name: str) -> Side:
         run = path.name if path.is_dir() else path.parent.name
         if run in records:
             raise UserError(
-                f"{quote(name)} has two runs with the name {quote(run)}; runs that are compared together need "
-                "different names. Rename one of the folders."
+                f"{quote(name)} has two runs with the name {quote(run)}; the runs of one side need different names. "
+                "Rename one of the folders."
             )
         named[run] = path
         if path.is_dir():
@@ -239,8 +239,8 @@ def _one(key: Key, question: str, name: str, values: Iterable[Any]) -> str | Non
     known = sorted({str(value) for value in values if value is not None})
     if len(known) > 1:
         raise UserError(
-            f"{bare(key.cell)}: samples of question {quote(question)} have the {name} {bare(known[0])} and "
-            f"{bare(known[1])}; scores are not comparable. Name fewer runs."
+            f"{bare(key.cell)}: samples of question {quote(question)} differ in {name}: "
+            f"{bare(known[0])} and {bare(known[1])}; scores are not comparable. Name fewer runs."
         )
     return known[0] if known else None
 

@@ -66,7 +66,7 @@ class StepProgram:
         recording = Recording(step, constants)
         restore()
         if not recording.same_as(Recording(step, constants)):
-            raise CaptureError("the step runs other operations when it runs again")
+            raise CaptureError("a second run of the step has other operations than the first")
         if _overlap(recording.changed):
             raise CaptureError("the step changes tensors that share memory")
         self._inputs = recording.inputs
@@ -117,7 +117,7 @@ def _compare(logits: torch.Tensor, expected: torch.Tensor) -> None:
     finite = expected[expected.isfinite()]
     allowed = TOLERANCE[expected.dtype] * float(finite.abs().max()) if finite.numel() else 0.0
     if not torch.allclose(logits.float(), expected.float(), rtol=0, atol=allowed, equal_nan=True):
-        raise CaptureError("the compiled step has other logits than the plain step")
+        raise CaptureError("the logits of the compiled step differ from those of the plain step")
 
 
 def _overlap(tensors: Sequence[torch.Tensor]) -> bool:

@@ -47,7 +47,8 @@ class Combined(Method):
         if self.second.needs_aligned and not self.first.aligned:
             raise UserError(
                 f"method {quote(self.names[1])} needs the same tokens in all heads of a layer, but "
-                f"{quote(self.names[0])} may keep different ones; give another method."
+                f"{quote(self.names[0])} may keep other tokens in each head; give another method than "
+                f"{quote(self.names[1])} or {quote(self.names[0])}."
             )
         for name, part, other in zip(self.names, (self.first, self.second), reversed(self.names)):
             if self.per_query_head and isinstance(part.weights(), LearnedWeights):

@@ -47,7 +47,7 @@ def named(option: str, label: str, make: Callable[[], Method]) -> Method:
     except UserError as error:
         raise OptionError(option, f"must name a method: {error}") from None
     if inner.during("prefill") is not inner:
-        raise OptionError(option, f"must name a method that does not combine two methods; got {quote(label)}.")
+        raise OptionError(option, f"must name one method, not two combined methods; got {quote(label)}.")
     return inner
 
 

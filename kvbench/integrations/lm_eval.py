@@ -240,11 +240,11 @@ class KVBenchLM(TemplateLM):
             cure = (
                 "Ask for fewer new tokens."
                 if self.args.truncate == "left"
-                else "truncate=left in model_args drops the prompt's first tokens, as lm-eval's 'hf' does."
+                else "Give truncate=left in model_args to drop the prompt's first tokens, as lm-eval's 'hf' does."
             )
             raise UserError(
-                f"a prompt and answer of {len(ids)} + {least} tokens exceed the model's context of {self.max_length}. "
-                f"{cure}"
+                f"a prompt of {len(ids)} tokens and an answer of {least} tokens exceed the model's context of "
+                f"{self.max_length} tokens. {cure}"
             )
         return tuple(ids)
 

@@ -19,7 +19,10 @@ def check_stored_answers(answers: Any, identity: dict[str, Any]) -> None:
     """
     stored = answers.get(MARK)
     if stored is None and len(answers):
-        raise UserError(f"--use_cache {quote(answers.filename)} holds answers of unknown settings. Give another file.")
+        raise UserError(
+            f"--use_cache {quote(answers.filename)} holds answers, but not the settings that made them. Give another "
+            "file."
+        )
     if stored is not None and stored != identity:
         changed = ", ".join(f"{k} {stored.get(k)}, now {identity[k]}" for k in identity if identity[k] != stored.get(k))
         raise UserError(

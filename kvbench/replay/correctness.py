@@ -29,7 +29,7 @@ def check_scorable(work: TaskWork) -> None:
     if work.task.needs:
         raise UserError(
             f"task {quote(work.task.name)} needs a judge or a program to score its answers, and replay runs neither. "
-            "Give --run with a run that has scored its answers."
+            "Give --run with a run whose answers have scores."
         )
 
 

@@ -54,8 +54,8 @@ class Session:
             self.progress.end()
             if self.work.kinds and not traces:
                 raise UserError(
-                    f"task {quote(name)} has no answer to analyse; choose another question with --sample or, without "
-                    "--sample, more with --limit."
+                    f"task {quote(name)} has no answer to analyse. Choose another question (--sample) or more "
+                    "questions (--limit)."
                 )
             for interval, chosen in plans[name].items():
                 readings = len(traces) * (len(chosen) * self.work.methods + self.work.attention)

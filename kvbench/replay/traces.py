@@ -65,7 +65,7 @@ def answer_with_full_cache(
     prompts = {p.doc_id: p for p in work.prompts if p.ids and p.max_tokens <= loaded.context}
     if not prompts:
         raise UserError(
-            f"task {quote(work.task.name)} has no question that fits with its answer into the model's context of "
+            f"no question of task {quote(work.task.name)} fits, together with its answer, into the model's context of "
             f"{loaded.context} tokens. Choose another task, or shorter answers with --max-new-tokens."
         )
     batches: dict[Sampling, list[Request]] = {}

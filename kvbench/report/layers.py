@@ -46,7 +46,8 @@ def read_layers(path: Path) -> list[Layer] | None:
         return [_layer(layer, cache["element_bytes"]) for layer in cache["layers"]]
     except (AttributeError, KeyError, TypeError, ValueError):
         raise SetupError(
-            f"{quote(folder / manifest.NAME)} is damaged: its kv_cache does not describe layers. Put back a copy of it."
+            f"{quote(folder / manifest.NAME)} is damaged: its field kv_cache does not describe the model's layers. "
+            f"Restore {manifest.NAME} from a copy."
         ) from None
 
 

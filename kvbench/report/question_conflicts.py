@@ -29,10 +29,12 @@ def conflict(rows: Rows) -> UserError | None:
     if (twice := _one_sample_twice(rows)) is not None:
         first, other = (run_at(rows, place) for place in twice)
         question, method = (rows.text(name).list()[twice[0]] for name in ("doc_id", "method"))
-        where = f"{first} and {other} each have" if first != other else f"{first} alone has two rows with"
+        where = f"run {first} has two rows of {method} for one sample"
+        if first != other:
+            where = f"runs {first} and {other} each have a row of {method} for the same sample"
         return UserError(
-            f"{where} an answer of {method} to the same sample of question {quote(str(question))} (from different "
-            f"data, such as other reference answers); scores are not comparable. {APART if first != other else EDITED}"
+            f"{where} of question {quote(str(question))} (their data differ, for example in the reference answer); "
+            f"scores are not comparable. {APART if first != other else EDITED}"
         )
     return None
 

@@ -188,7 +188,10 @@ def _baseline_label(labels: Sequence[str], baseline: str) -> str:
     if baseline in labels or not variants:
         return baseline
     if len(variants) > 1:
-        raise UserError(f"--baseline {quote(baseline)} was run as {' and '.join(variants)}; give one of these.")
+        raise UserError(
+            f"--baseline {quote(baseline)}: this method was run with several choices of options: "
+            f"{' and '.join(variants)}. Give one of them."
+        )
     return variants[0]
 
 

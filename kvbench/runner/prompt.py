@@ -99,9 +99,9 @@ class PromptMaker:
             mode = talk.mode
             if config.compress == "query-agnostic" and mode != "keep":
                 raise UserError(
-                    f"task {quote(self.task.name)}: every later turn is a new prompt here, because of the chat "
-                    "template, images in later turns, or --multi-turn reset. With --compress query-agnostic later "
-                    "turns must continue the cache. Use --compress query-aware."
+                    f"task {quote(self.task.name)}: --compress query-agnostic needs later turns that continue the "
+                    "cache, but each later turn is read as a new prompt (because of the chat template, images in later "
+                    "turns, or --multi-turn reset). Use --compress query-aware."
                 )
         later = spec.max_new_tokens  # tokens after the prompt
         if talk:

@@ -135,7 +135,9 @@ def check_data(run: str, before: Mapping[str, Any], now: Mapping[str, Any], *, v
     """
     for task, has in now.items():
         if (was := before.get(task)) is None:
-            raise UserError(f"run {quote(run)} does not say which data task {quote(task)} had. {NEW_RUN.capitalize()}.")
+            raise UserError(
+                f"the record of run {quote(run)} lacks the data of task {quote(task)}. {NEW_RUN.capitalize()}."
+            )
         for part in ("sha256", "revision"):
             if was["data"].get(part) != has["data"].get(part):
                 raise UserError(
@@ -186,7 +188,8 @@ def _edited_files(before: Mapping[str, Any], now: Mapping[str, Any], own: Iterab
     in `own` differs between the two records, the text says that the method imports other files.
     """
     was, has = (_hashes(record.get("method_files", [])) for record in (before, now))
-    return few(sorted(bare(file) for file in own if was.get(file) != has.get(file)), MOST) or "it imports other files"
+    changed = sorted(bare(file) for file in own if was.get(file) != has.get(file))
+    return few(changed, MOST) or "the method imports other files now"
 
 
 def _check_template(run: str, was: Mapping[str, str] | None, has: Mapping[str, str] | None) -> None:
@@ -203,8 +206,8 @@ def _check_dtype(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) ->
     """
     if (was := before.get("dtype", now["dtype"])) != now["dtype"]:
         raise UserError(
-            f"run {quote(run)} began in {bare(was)} on {bare(before.get('device'))}; on {now['device']} it would go on "
-            f"in {now['dtype']}. Continue it on {bare(before.get('device'))}, or {NEW_RUN}."
+            f"run {quote(run)} began with number type {bare(was)} on {bare(before.get('device'))}; on {now['device']} "
+            f"it would continue with {now['dtype']}. Continue it on {bare(before.get('device'))}, or {NEW_RUN}."
         )
 
 

@@ -277,7 +277,7 @@ def _notes(task: Task, spec: GenSpec, config: RunConfig, all_prompts: list[Promp
     if lengths and config.max_new_tokens and max(lengths) + config.max_new_tokens > context:
         raise UserError(
             f"--max-new-tokens {config.max_new_tokens} and a prompt of {max(lengths)} tokens exceed the model's "
-            f"context of {context} tokens; give fewer."
+            f"context of {context} tokens. Give a smaller --max-new-tokens."
         )
     if lengths and max(lengths) + spec.max_new_tokens > context:
         notes.append(

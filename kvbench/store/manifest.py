@@ -130,7 +130,7 @@ def _check_hashes(path: Path, content: dict[str, Any]) -> None:
         changed = "the hash of the whole record differs"
     else:
         return
-    raise UserError(f"{quote(path)} was changed by hand: {changed}. Undo that, or {NEW_RUN}.")
+    raise UserError(f"{quote(path)} was changed by hand: {changed}. Undo the change, or {NEW_RUN}.")
 
 
 def compare(info: Mapping[str, Any], config: Mapping[str, Any]) -> Differences:

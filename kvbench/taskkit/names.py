@@ -146,7 +146,7 @@ def _check_length(parts: _Parts, name: str) -> None:
 
 
 def _listed(variants: tuple[str, ...]) -> str:
-    return f"It has {', '.join(variants)}." if variants else "It has none."
+    return f"It has {', '.join(variants)}." if variants else "It has no variants."
 
 
 def _tokens(parts: _Parts, name: str) -> int:

@@ -112,9 +112,9 @@ class ModelReader:
             return turn, 0
         if turn.images:
             raise UserError(
-                f"a prompt with images has {length} tokens, more than the limit of {limit} (--max-prompt-tokens, else "
-                "the model's context less the answer), and kvbench does not cut such prompts. Raise the limit or leave "
-                "the question out."
+                f"a prompt with images has {length} tokens; the limit is {limit} (--max-prompt-tokens or, without it, "
+                "the model's context minus the answer's tokens). kvbench does not cut prompts with images. Raise the "
+                "limit or leave the question out."
             )
         half = limit // 2
         kept = "".join(self.tokenizer.decode(part, skip_special_tokens=True) for part in (ids[:half], ids[-half:]))

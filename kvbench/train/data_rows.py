@@ -58,7 +58,8 @@ def data_files(path: Path) -> list[Path]:
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
         if not files:
-            raise UserError(f"--data {quote(path)} is a folder without a file that ends in {', '.join(SUFFIXES)}.")
+            endings = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+            raise UserError(f"--data {quote(path)} is a folder without data files. Add a file that ends in {endings}.")
     for file in files:
         check_plain(file, f"--data {quote(file)}", None)
     return files

@@ -158,8 +158,7 @@ class ScorerRecipe(TraceRecipe):
         if not evicted:
             raise UserError(
                 f"no answer is long enough for an eviction at a budget of {self.evictions.budget}, so there is nothing "
-                "to train on; the model gave no right answer, or its answers are too short. Give other questions, or a "
-                "smaller --opt budget."
+                "to train on. Give questions with longer answers, or a smaller --opt budget."
             )
         return evicted
 

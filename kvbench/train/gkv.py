@@ -89,7 +89,7 @@ class SparseRecipe(Recipe):
         if method.oracle or method.evicts != method.takes_budget:
             name = quote(more["method"])
             raise UserError(
-                f"method {name} cannot be used in this training, because it is an oracle or evicts without a budget. "
+                f"this training cannot use method {name}: the method is an oracle, or evicts without a budget. "
                 "Give another method with --opt method=NAME."
             )
         if (form := form_of(loaded.model.config.to_dict())) is not None and form.kept:

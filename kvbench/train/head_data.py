@@ -162,8 +162,8 @@ def _of_notes(
     ids = tuple(tokens[: rows[-1] + 2])
     if len(ids) > longest:
         raise SetupError(
-            f"an English text with codes needs {len(ids)} tokens, but may have only {longest}. Use a model with a "
-            "longer context, or for duo a larger --opt tokens."
+            f"the shortest training text has {len(ids)} tokens, but the limit is {longest}. Use a model with a longer "
+            "context; for duo, raise --opt tokens."
         )
     return Example(ids, tuple(rows), tuple(evidence))
 

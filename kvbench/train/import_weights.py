@@ -158,7 +158,7 @@ def _pickle(file: Path, module: str) -> dict[tuple[int, str], torch.Tensor]:
     try:
         loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except Exception as error:  # a pickle is a program and may raise anything
-        raise SetupError(f"{quote(file)} {_refused(error)}; kvbench ran no code from the file.") from None
+        raise SetupError(f"{quote(file)} {_refused(error)}. kvbench ran no code from it; give another file.") from None
     if isinstance(loaded, Mapping) and isinstance(loaded.get("state_dict"), Mapping):
         loaded = loaded["state_dict"]
     if not isinstance(loaded, Mapping):
@@ -176,7 +176,7 @@ def _refused(error: Exception) -> str:
         return f"holds more than tensors (it calls {quote(match[1])})"
     if isinstance(error, OSError):
         return f"cannot be read ({error.strerror or error})"
-    return f"holds more than tensors, or is damaged ({type(error).__name__})"
+    return f"is damaged or holds more than tensors ({type(error).__name__})"
 
 
 def _config(file: Path) -> dict[str, Any]:
@@ -209,8 +209,8 @@ def _gates(
         kinds = [kind for kind in kinds if kind in (gate, config.get("retention_gate"))] or _by_size(layer, model)
     if len(kinds) != 1:
         raise UserError(
-            "the kind of gate is unknown: hidden states (read by rg) and keys and values (read by rg2) have the same "
-            "size in this model. Give --gate rg or --gate rg2."
+            "the kind of gate is ambiguous: rg reads hidden states, rg2 reads keys and values, and both inputs have "
+            "the same size in this model. Give --gate rg or --gate rg2."
         )
     tensors = published_checkpoints.gates(checkpoint.layers, kinds[0])
     form = form_of(tensors)

@@ -116,7 +116,8 @@ class Rehearsal:
         for name, peak in peaks.items():
             if min(peak.values(), default=0) < -UNEVEN * peak.total():
                 raise ArithmeticError(
-                    f"it is extended from few layers, but phase {name!r} does not grow linearly with the layers"
+                    f"the memory of phase {name!r} cannot be extrapolated from few layers: it does not grow linearly "
+                    "with the number of layers"
                 )
         each = peaks[IDLE][STORED] // max(1, few.stored)
         peaks = {name: self._all_stored(name, peak, each) for name, peak in peaks.items()}

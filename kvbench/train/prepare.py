@@ -226,8 +226,8 @@ def _divide(entry: Entry, questions: Iterable[Question], samples: int) -> tuple[
         )
     if not taken or len(held_out) < entry.held_out:
         raise UserError(
-            f"--data has {len(held_out) + len(taken)} questions or texts that fit the model and this recipe; more than "
-            f"{entry.held_out} are needed, because that many are held out. Add questions."
+            f"only {len(held_out) + len(taken)} questions or texts in --data fit the model and this recipe. The recipe "
+            f"holds out {entry.held_out} and needs at least one more to train on. Add questions."
         )
     return taken, held_out
 

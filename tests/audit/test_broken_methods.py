@@ -132,7 +132,7 @@ class ReturnsNan(Method):
         (ReadsInvalidSlightly(), {"storage"}, "scores change by .* when invalid entries hold 1e4"),
         (TakesStorageForText(), {"storage"}, "when entries are stored in another order"),
         (Leaks(), {"leak", "batch", "storage"}, "kept entries differ when the sequence runs again"),
-        (MixesBatch(), {"batch", "storage"}, "without the other sequences of the batch"),
+        (MixesBatch(), {"batch", "storage"}, "without the rest of its batch"),
         (IgnoresBudget(), {"effect", "full"}, "budgets 6 and 96 keep the same 10 entries after 133 tokens"),
         (ExceedsBudget(), {"budget"}, "BudgetViolation: budget exceeded"),
         (ExceedsQuotas(), {"budget"}, "BudgetViolation: budget exceeded"),

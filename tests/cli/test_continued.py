@@ -181,7 +181,7 @@ def test_a_moved_file_is_the_same_file(session: dict) -> None:
         ("plugin changed", "is none of the plug-ins that run 'r1' began with (evil.py "),
         ("plugin more", "--plugin 'changed/evil.py' ("),
         ("file changed", "is not the file that run 'r2' began with"),
-        ("file renamed", "is task 'file/other'; run 'r2' has file/q."),
+        ("file renamed", "holds task 'file/other', but run 'r2' has only file/q."),
         ("none", "--task-file 'token=abc/q.jsonl': the run has no task from a file."),
         ("template changed", "--chat-template 't.jinja' ("),
         ("template scored", "is not the file that run 'r4' began with (sha256 000000000000)."),

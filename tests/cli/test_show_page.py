@@ -295,4 +295,4 @@ def test_places_outside_a_prompt_leave_it_whole(places: list[int]) -> None:
 
 def test_a_page_is_of_one_question(tmp_path: Path, capsys: Any) -> None:
     assert main(["show", "r", "--out", str(tmp_path), "--html", "x.html"]) == 2
-    assert "give --sample ID with it" in capsys.readouterr().err
+    assert "Give --sample ID too" in capsys.readouterr().err

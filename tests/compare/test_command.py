@@ -196,7 +196,7 @@ def test_plan(compare) -> None:
         (("main", "again", "--save", "x"), "error: --save takes BASE alone; leave out 'again'.\n"),
         (
             ("main", "--plan", "--margin", "0.05", "--format", "markdown"),
-            "error: --format 'markdown' shows a comparison, and --plan makes none; choose text or json.\n",
+            "error: --format 'markdown' needs a comparison, but --plan compares nothing. Choose text or json.\n",
         ),
         (("main", "--save", "x.json", "--strict"), "error: --save takes BASE alone; leave out --strict.\n"),
         (("main", "--plan", "--map", "gkv=mine"), "error: --plan takes BASE alone; leave out --map.\n"),

@@ -206,7 +206,7 @@ def test_an_unknown_prompt_agrees_with_every_prompt(side, rows) -> None:
     new[0] |= {"prompt_sha256": None}
     assert compare(side("a", rows([[1.0, 1.0]] * 8)), side("b", new), NONE).exit_code == 0
     new[0] |= {"prompt_sha256": "another"}
-    with pytest.raises(UserError, match="samples of question 'q0' have the prompt another and p"):
+    with pytest.raises(UserError, match="samples of question 'q0' differ in prompt: another and p"):
         side("c", new)
 
 
@@ -215,7 +215,7 @@ def test_a_planted_drop_is_of_right_answers(side, rows) -> None:
     scores = [1.0 if number % 5 == 0 else 0.0 for number in range(50)]
     made = [row | {"doc_id": f"q{number:02}"} for number, row in enumerate(rows(scores))]
     assert [check.name for check in checks(side("a", made)) if not check.caught] == []
-    with pytest.raises(UserError, match="as a planted drop of the score needs"):
+    with pytest.raises(UserError, match="so no drop of the score can be planted"):
         list(checks(side("b", made[:30])))
 
 

@@ -57,7 +57,7 @@ def test_the_first_fitting_table_decides(tmp_path: Path) -> None:
         ("[limits]\nkv_bytes_peak = 'x'", "kv_bytes_peak 'x' is not a number"),
         (f"margin = 0x{'f' * 5000}", "a whole number has more than 64 bits"),
         (f"[[cells]]\ntask = 0x{'f' * 5000}", "a whole number has more than 64 bits"),
-        ("limits = 1", r"limits is '1', not a table; write \[limits\]"),
+        ("limits = 1", r"limits is '1' and must be a table; write \[limits\]"),
         ("margin = ", "cannot be read as TOML"),
         ("a." * 40_000 + "b = 1", "gate.toml"),
     ],

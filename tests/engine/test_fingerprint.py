@@ -64,7 +64,7 @@ def test_weights_of_another_model_of_equal_sizes_are_refused(tmp_path):
     path = tmp_path / "headkv.safetensors"
     base = Base(name="org/theirs", config=config, fingerprint="0" * 64)
     save_weights(path, "headkv", {"importance": torch.ones(shape)}, base, made={})
-    with pytest.raises(SetupError, match=r"made for 'org/theirs' with other parameters"):
+    with pytest.raises(SetupError, match=r"made for 'org/theirs', whose parameters differ"):
         load_weights(HEADKV, tmp_path, config, "cpu", loaded.fingerprint)
     load_weights(HEADKV, tmp_path, config, "cpu")  # before the model is loaded nobody knows
     card = json.loads(card_path(path).read_text())
@@ -98,7 +98,7 @@ def test_a_run_is_refused_before_its_first_row(moved, tmp_path, capsys):
     assert main([*run, "--out", str(tmp_path), "--run-name", "r"]) == 3
     *warnings, line = capsys.readouterr().err.strip().splitlines()
     assert all("budget" in warning for warning in warnings)  # the card's budget is another
-    assert "were made for 'tiny' with other parameters than this model has" in line
+    assert "were made for 'tiny', whose parameters differ from this model's" in line
     assert not read_rows(tmp_path / "r").size
 
 
@@ -107,5 +107,5 @@ def test_replay_leaves_such_methods_out(moved, capsys):
     assert main([*command, "--interval", "64", "-q", "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     left_out = {entry["method"]: entry["reason"] for entry in found["left_out"]}
-    assert "with other parameters" in left_out["trimkv"]
+    assert "whose parameters differ" in left_out["trimkv"]
     assert "gkv" in {row["method"] for row in found["rows"]}

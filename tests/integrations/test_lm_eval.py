@@ -208,7 +208,7 @@ def test_an_answers_file_of_unknown_origin_is_refused(tmp_path, full, monkeypatc
     monkeypatch.setattr(full, "__class__", Other)
     CachingLM(full, str(tmp_path / "answers.db"))
     monkeypatch.undo()
-    with pytest.raises(UserError, match=r"holds answers of unknown settings\. Give another file"):
+    with pytest.raises(UserError, match=r"holds answers, but not the settings that made them\. Give another file"):
         CachingLM(full, str(tmp_path / "answers.db"))
 
 

@@ -77,7 +77,7 @@ def test_runs_are_those_of_the_text_after_an_eviction():
         ("retention", "gives all heads equal budgets"),
         ("triattention", "gives all heads equal budgets"),
         ("full", "gives all heads equal budgets"),
-        ("snapkv+gkv", "does not combine two methods"),
+        ("snapkv+gkv", "must name one method, not two combined methods"),
         ("chunkkv", "scores single entries"),
         ("rkv(compat=reference)", "scores single entries"),
     ],

@@ -109,7 +109,7 @@ def test_sums_over_a_window_are_divided_by_it():
     ("base", "wanted"),
     [
         ("full", "a method with a budget"),
-        ("snapkv+gkv", "does not combine two methods"),
+        ("snapkv+gkv", "must name one method, not two combined methods"),
         ("retention", "sets each head's budget within its layer"),
         ("headkv", "sets each head's budget within its layer"),
         ("criticalkv", "scores every entry"),

@@ -97,7 +97,7 @@ def test_padded_prompts_of_a_batch_have_their_own_separators(loaded):
 def test_marks_are_what_a_label_can_show():
     assert from_label("sepllm(marks=+=;)").marks == "+=;"
     for given in (".,", "()", ".)"):
-        with pytest.raises(UserError, match="only in its default value"):
+        with pytest.raises(UserError, match="unless it is the default value, no comma"):
             methods.get("sepllm")(marks=given)
     with pytest.raises(UserError, match="options are NAME=VALUE; got ''"):
         from_label("sepllm(marks=.,)")

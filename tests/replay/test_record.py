@@ -89,7 +89,7 @@ def test_the_page_is_of_scores_only(session: dict[str, Any], folder: Path) -> No
 
 def test_what_cannot_be_recorded_is_said(session: dict[str, Any]) -> None:
     assert session["unknown"].code == 2
-    assert "--sample 'none': there is nothing to record: the run has no question" in session["unknown"].err
+    assert "nothing to record for --sample 'none', because the run has no question" in session["unknown"].err
     assert session["refused"].code == 2
     assert "--compress query-agnostic" in session["refused"].err
     assert session["nothing"].code == 2

@@ -260,7 +260,7 @@ def test_one_sample_of_two_answer_keys_counts_once(make_run: Callable, rows: Cal
     runs = [make_run("r1", rows("gkv", 48, [1.0] * 4)), make_run("r2", other)]
     with pytest.raises(UserError) as caught:
         load(runs)
-    assert "r1 and r2 each have an answer of gkv to the same sample of question" in str(caught.value)
+    assert "runs r1 and r2 each have a row of gkv for the same sample of question" in str(caught.value)
     groups = load(runs, ["all"]).groups
     assert [group.label for group in groups] == ["run r1", "run r2"]
     more = [row | {"row_key": f"c{i}", "sample": 1} for i, row in enumerate(rows("gkv", 48, [0.0] * 4))]
@@ -269,7 +269,7 @@ def test_one_sample_of_two_answer_keys_counts_once(make_run: Callable, rows: Cal
 
 def test_a_row_of_a_sample_that_a_table_has_twice(make_run: Callable, rows: Callable) -> None:
     twice = [*rows("gkv", 48, SCORES), *[row | {"row_key": f"b{i}"} for i, row in enumerate(rows("gkv", 48, SCORES))]]
-    with pytest.raises(UserError, match=r"r1 alone has two rows with an answer of gkv.* was joined or edited"):
+    with pytest.raises(UserError, match=r"run r1 has two rows of gkv for one sample.* was joined or edited"):
         load([make_run("r1", twice)])
 
 

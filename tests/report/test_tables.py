@@ -133,7 +133,7 @@ def test_a_baseline_with_variants(make_run: Callable, rows: Callable) -> None:
     assert {c.against.baseline for c in table.cells if c.against} == {"gkv"}
     assert cell(table, "gkv", 48).against is None
     several = make_run("r2", *variants, rows("rkv", 48, GOOD))
-    with pytest.raises(UserError, match=r"'gkv' was run as gkv\(window=4\) and gkv\(window=8\); give one of these\."):
+    with pytest.raises(UserError, match=r"'gkv': .* options: gkv\(window=4\) and gkv\(window=8\)\. Give one of them\."):
         one(several, "gkv")
     against = cell(one(several, "gkv(window=8)"), "rkv", 48).against
     assert against is not None

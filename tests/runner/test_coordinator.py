@@ -92,7 +92,8 @@ def test_a_lost_worker_s_job_goes_to_the_next_without_its_saved_rows(tmp_path: P
 def test_rows_that_lose_every_worker_end_the_run(tmp_path: Path) -> None:
     executor = Scripted(1, *[Ready("1"), Lost("1", "killed by SIGSEGV")] * TRIES)
     with pytest.raises(
-        SetupError, match=r"3 workers were lost at the same rows of walk gkv @48 .*SIGSEGV.*: go on so\."
+        SetupError,
+        match=r"3 workers were lost while they generated the same rows of walk gkv @48 .*SIGSEGV.*: go on so\.",
     ):
         run(tmp_path, executor)
 
@@ -118,7 +119,7 @@ def test_workers_that_are_lost_before_any_row_end_the_run(tmp_path: Path) -> Non
     script = [event for _ in range(2 * TRIES + 1) for event in (Ready("1"), Lost("1", "no licence"))]
     executor = Scripted(2, *script)
     executor.ahead = None
-    with pytest.raises(SetupError, match=r"lost (at the same rows|one after the other).*no licence"):
+    with pytest.raises(SetupError, match=r"lost (while they generated the same rows|one after the other).*no licence"):
         run(tmp_path, executor, jobs)
     assert len(executor.sent) <= 2 * TRIES + 1
 

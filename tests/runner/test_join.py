@@ -163,7 +163,7 @@ VERSION = {"torch_version": "1.0"}
             lambda out: rewrite(out / NAMES[1], {"config": manifest.plain(CONFIG.stored()) | {"seed": 7}}),
             *(NAMES, UserError, "'r-2-of-3' and 'r-1-of-3' are not shards of one run: they have seed 7 and 0"),
         ),
-        (lambda out: rewrite(out / NAMES[1], {}, dtype="float16"), NAMES, UserError, "began in float32"),
+        (lambda out: rewrite(out / NAMES[1], {}, dtype="float16"), NAMES, UserError, "began with number type float32"),
         (lambda out: rewrite(out / NAMES[1], {}, **VERSION), NAMES, UserError, "give --allow-version-change"),
         (lambda out: rewrite(out / NAMES[1], {}, tasks=...), NAMES, SetupError, r"damaged \(it lacks tasks\)"),
         (lambda out: rewrite(out / NAMES[1], {}, plugins=None), NAMES, SetupError, r"damaged \(it lacks plugins\)"),

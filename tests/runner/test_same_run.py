@@ -319,7 +319,8 @@ def test_equal_records_are_one_run() -> None:
         ),
         (
             record(dtype="bfloat16", device="cuda"),
-            "run 'r1' began in float32 on cpu; on cuda it would go on in bfloat16. Continue it on cpu, or",
+            "run 'r1' began with number type float32 on cpu; on cuda it would continue with bfloat16. Continue it on "
+            "cpu, or",
         ),
         (
             record(tasks={"walk": {"version": "1", "data": {}, "prompts": "q"}}),

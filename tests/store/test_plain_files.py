@@ -105,7 +105,7 @@ def test_an_edit_anywhere_is_refused_by_name(filled: Filled, change: Callable, p
     for call in (lambda: read_run(path), lambda: repair(path)):
         with pytest.raises(UserError) as caught:
             call()
-        assert f"run.json' was changed by hand: {part}. Undo that" in str(caught.value)
+        assert f"run.json' was changed by hand: {part}. Undo the change" in str(caught.value)
 
 
 @pytest.mark.parametrize("number", [0, 2, 5])

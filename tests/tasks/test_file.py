@@ -123,7 +123,10 @@ def test_images_stand_before_the_context_or_where_the_text_says():
 def test_images_are_files_in_the_folder(wrong: object):
     with pytest.raises(UserError) as caught:
         FileTask(write(item(images=wrong)))
-    assert str(caught.value) == "x.jsonl:1: 'images' must be a list of file names in the folder of the file."
+    assert (
+        str(caught.value)
+        == "x.jsonl:1: 'images' must be a list of names of image files, relative to the folder of this JSON-lines file."
+    )
 
 
 def test_up_to_five_problems_then_the_count():

@@ -47,7 +47,7 @@ def test_control_characters_are_shown_escaped():
         ("zzzz", "unknown task 'zzzz'. Known: aime24, aime25"),
         ("ｗａｌｋ", "has non-ASCII characters). Did you mean 'walk'?"),
         ("walk/orbit-30", "task 'walk' has no variant 'orbit-30'. Did you mean 'orbit-300'"),
-        ("aime24/x", "task 'aime24' has no variant 'x'. It has none."),
+        ("aime24/x", "task 'aime24' has no variant 'x'. It has no variants."),
         ("file", "task 'file' needs a file: --task-file FILE."),
         ("walk@4k", "task 'walk' takes no length; write it without '@4k'."),
         ("walk@abc", "task 'walk' takes no length; write it without '@abc'."),
@@ -86,7 +86,7 @@ def test_what_is_no_length_says_what_is_one(length: str):
 def test_patterns_that_fit_nothing():
     for name, text in (
         ("ruler/a*b@4k", "task 'ruler' has no variant like 'a*b'. It has niah_single_1, "),
-        ("aime24/*", "task 'aime24' has no variant like '*'. It has none."),
+        ("aime24/*", "task 'aime24' has no variant like '*'. It has no variants."),
         ("walk@*", "task 'walk' takes no length; write it without '@*'."),
     ):
         with pytest.raises(UserError, match=f"^{re.escape(text)}"):

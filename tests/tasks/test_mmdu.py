@@ -86,7 +86,7 @@ def test_images_without_a_mark_are_not_shown(tmp_path: Path):
         ({"image": ["/pics/1.png"]}, "dialogue 't1' marks 3 images in its text but names 1 image files"),
         ({"image": ["/pics/9.png"]}, "row 1: image '.*/mmdu/pics/9.png' does not exist"),
         ({"image": ["/../../etc/passwd"]}, "row 1: image '/../../etc/passwd' is not a path inside the folder"),
-        ({"image": None}, "row 1: column 'image' names no image file"),
+        ({"image": None}, "row 1: column 'image' must be the name of an image file"),
         ({"conversations": TALK[1:]}, "dialogue 't1' does not alternate questions and answers"),
         ({"conversations": TALK[:-1]}, "dialogue 't1' does not alternate questions and answers"),
         ({"image": "/pics/1.png"}, ", row 1, have a value of a wrong form .*not iterable"),
@@ -137,7 +137,7 @@ def test_rows_by_name_in_place_of_a_list_get_a_line(tmp_path: Path):
     file = folder(tmp_path) / "mmdu" / "benchmark.json"
     for indent in (None, 2):
         file.write_text(json.dumps({"t1": ROW}, indent=indent))
-        with pytest.raises(SetupError, match=r"names no image file|not JSON") as error:
+        with pytest.raises(SetupError, match=r"must be the name of an image file|not JSON") as error:
             get_task("mmdu").docs(Data(tmp_path, env={}, allow_mismatch=True))
         assert "\n" not in str(error.value)
 

@@ -177,7 +177,7 @@ def test_a_model_of_windows_alone_is_refused():
     loaded = build("gemma2")
     geometry = tuple(replace(g, window=8) for g in loaded.geometry)
     settings = Settings(steps=4, lr=0.1, batch=2, more=MORE)
-    with pytest.raises(UserError, match="there is nothing to evict"):
+    with pytest.raises(UserError, match="every layer of the model has a sliding window"):
         DuoRecipe(replace(loaded, geometry=geometry), settings, [example()], [example()])
 
 
@@ -257,7 +257,7 @@ def test_passkey_texts_ask_for_every_code_and_differ_in_length():
         written = "".join(chr(e.ids[row + 1]) for row in e.rows)
         assert written == "".join(f" {code}" for code in asked.values())
         assert written == "".join(chr(e.ids[places[i % 6]]) for i, places in enumerate(e.evidence))
-    with pytest.raises(SetupError, match=r"an English text with codes needs .* but may have only 500"):
+    with pytest.raises(SetupError, match=r"the shortest training text has .* but the limit is 500"):
         passkey_examples(encode, 1, 0, [], 500)
 
 

@@ -271,7 +271,10 @@ def test_a_budget_that_no_answer_exceeds_is_refused(loaded, asked, answers):
         roomy.about_data()
     fits = sum(len(trace.ids) < longest for trace in answers)
     tight = DistillRecipe(copy.deepcopy(loaded), settings(MORE | {"budget": longest - 1}), answers, asked[1])
-    said = f"{fits} of {len(answers)} answers fit into the budget with their prompts; they train nothing."
+    said = (
+        f"{fits} of {len(answers)} answers train nothing: prompt and answer together fit into the budget, so nothing "
+        "is evicted."
+    )
     assert tight.about_data() == ([said] if fits else [])
 
 
@@ -365,7 +368,7 @@ def test_the_model_comes_with_the_weights_that_it_was_trained_with(tmp_path: Pat
     assert all(torch.equal(gates[name], wanted[name]) for name in wanted)
     capsys.readouterr()
     assert main([*run, "--method-opt", f"retention.gates={tiny.path()}"]) == 3
-    assert "with other parameters than this model has" in capsys.readouterr().err
+    assert "whose parameters differ from this model's" in capsys.readouterr().err
 
 
 def test_the_written_model_is_the_trained_one(loaded, asked, answers, tmp_path):
@@ -383,9 +386,9 @@ def test_the_written_model_is_the_trained_one(loaded, asked, answers, tmp_path):
     [
         (
             {"method": "duo(sparsity=0.5)"},
-            "cannot be used in this training, because it is an oracle or evicts without a budget",
+            "the method is an oracle, or evicts without a budget",
         ),
-        ({"method": "golden"}, "method 'golden' cannot be used in this training, because it is an oracle"),
+        ({"method": "golden"}, "this training cannot use method 'golden': the method is an oracle"),
         ({"budget": 4}, "--opt budget must be at least"),
         ({"recompute": "maybe"}, "--opt recompute must be one of auto, on, off; got 'maybe'."),
         ({"temperature": 0.0}, "--opt temperature must be above 0; got 0."),

@@ -75,7 +75,7 @@ def test_text_examples_are_cut_to_what_the_model_reads():
         assert 600 < len(example.ids) <= 700
         assert "".join(map(chr, example.ids)).count("The code of") == head_data.NOTES + 1
     assert min(len(example.ids) for example in long) > 2000
-    with pytest.raises(SetupError, match=r"an English text with codes needs .* but may have only 300"):
+    with pytest.raises(SetupError, match=r"the shortest training text has .* but the limit is 300"):
         text_examples(encode, 1, 0, [], 300)
 
 

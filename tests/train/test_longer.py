@@ -135,7 +135,7 @@ def test_weights_of_another_model_are_refused_before_questions_are_asked(tmp_pat
     card.write_text(json.dumps(json.loads(card.read_text()) | {"fingerprint": "0" * 64}))
     command = ["train", "trimkv", "--samples", "2", "--batch", "1", "--continue-from", str(first)]
     assert main([*command, "--out", str(tmp_path / "out")]) == 3
-    assert "with other parameters than this model has" in capsys.readouterr().err
+    assert "whose parameters differ from this model's" in capsys.readouterr().err
     assert not (tmp_path / "out" / "answers.jsonl").exists()
 
 

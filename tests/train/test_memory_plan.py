@@ -127,7 +127,7 @@ def test_parts_that_do_not_grow_evenly_are_not_continued_to_all_layers(folder, m
     monkeypatch.setattr(memory, "_extended", shrunk)
     settings = catalogue.entry_of("duo").settings("m", "tiny") | {"seed": 0, "tokens": 100}
     plan = TrainingPlan.of("duo", layered(folder, 8), settings, Device(gpu=True, total=10**9))
-    assert "does not grow linearly with the layers" in plan.uncounted
+    assert "does not grow linearly with the number of layers" in plan.uncounted
     assert not plan.fits
 
 

@@ -112,7 +112,7 @@ def test_a_model_without_an_end_token_answers_nothing(prepared, monkeypatch):
 
 
 def test_too_few_questions(prepared):
-    with pytest.raises(UserError, match=r"--data has 2 questions or texts that fit .*; more than 2 are needed"):
+    with pytest.raises(UserError, match=r"only 2 questions or texts in --data fit .*\. The recipe holds out 2 and "):
         prepared("trimkv", ASKED[:2])
 
 

@@ -79,7 +79,10 @@ def _scores_alike(method: Method, alone: Sequence[LayerView], together: Sequence
         valid = a.valid[0]
         if not torch.equal(mine[valid], theirs[valid]):
             change = float((mine[valid] - theirs[valid]).abs().nan_to_num().max())
-            raise Broken(f"in layer {a.layer} scores change by {change:.1e} without the other sequences of the batch")
+            raise Broken(
+                f"in layer {a.layer} scores change by {change:.1e} when the sequence is scored without the rest of its "
+                "batch"
+            )
 
 
 def _observes_alike(method: Method, plain: LayerView, other: LayerView, how: str) -> None:

@@ -116,7 +116,9 @@ def _check(
     if alone and new is not None:
         raise UserError(f"{alone} takes BASE alone; leave out {quote(new)}.")
     if alone and format not in ("text", "json"):
-        raise UserError(f"--format {quote(format)} shows a comparison, and {alone} makes none; choose text or json.")
+        raise UserError(
+            f"--format {quote(format)} needs a comparison, but {alone} compares nothing. Choose text or json."
+        )
     if alone and others:
         raise UserError(f"{alone} takes BASE alone; leave out {others[0]}.")
     if not alone and new is None:
@@ -211,7 +213,7 @@ def _alone(side: Side, save: str | None, plan: bool, policy: Policy, *, as_json:
     if save is not None:
         path = Path(save)
         if path.suffix != ".json":
-            raise UserError(f"--save {quote(save)}: the name of a baseline must end with .json. Give such a name.")
+            raise UserError(f"--save {quote(save)}: give a file name that ends with .json.")
         baseline.write(path, side)
         print(f"wrote {path} ({len(side.cells)} cells, {path.stat().st_size:,} bytes)", file=sys.stderr)
     return 0

@@ -85,7 +85,7 @@ def _record(
     inputs = read_inputs(dataclasses.replace(config, judge="none", unsafe_run_code=True), terminal.warning)
     check_same(config, folder, inputs)
     if sample is not None and all(sample != p.doc_id for work in inputs.works.values() for p in work.prompts):
-        raise _nothing(folder, sample, "the run has no question of this id.")
+        raise _nothing(folder, sample, "the run has no question with this id.")
     loaded = load(
         inputs.where,
         revision=config.revision,
@@ -114,4 +114,4 @@ def _record(
 
 def _nothing(folder: Path, sample: str, why: str) -> UserError:
     list_ids = f"kvbench show {shlex.quote(str(folder))} --ids"
-    return UserError(f"--sample {quote(sample)}: there is nothing to record: {why} '{list_ids}' lists the questions.")
+    return UserError(f"nothing to record for --sample {quote(sample)}, because {why} '{list_ids}' lists the questions.")

@@ -55,7 +55,7 @@ def score(
     with hub.only(asked(settings, gathered)):
         result = _score(settings, folder, every=every, take_over=typed["take_over"], quiet=quiet)
     if result.prompt_mismatch:
-        terminal.warning(f"{result.prompt_mismatch} answers belong to prompts that now differ; they are not scored.")
+        terminal.warning(f"{result.prompt_mismatch} answers are not scored: their prompts have changed since the run.")
     report_on(folder, quiet=quiet or json)
     _tell(result, folder, settings, json=json)
 

@@ -44,7 +44,7 @@ def show_(
     """Show a run: its settings, how complete it is, and with --sample the prompt, output and scores of a question."""
     if html is not None and sample is None:
         raise UserError(
-            f"--html {quote(html)} is a page of one question; give --sample ID with it. "
+            f"--html {quote(html)} writes a page of one question. Give --sample ID too. "
             "'kvbench report RUN --html FILE' writes a page of the run."
         )
     if method is not None and sample is None:

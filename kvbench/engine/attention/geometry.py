@@ -232,9 +232,9 @@ def check_evicts(geometry: Sequence[LayerGeometry], longest: int) -> None:
     if not any(g.evicts for g in geometry):
         window = max(g.window or 0 for g in geometry)
         raise UserError(
-            f"every layer of the model has a sliding window (of at most {window} tokens; sequences have up to "
-            f"{longest}), from which methods do not evict, so there is nothing to evict. Use --method full, or lower "
-            "--max-new-tokens: a layer whose window holds a whole sequence is evicted as others are."
+            f"every layer of the model has a sliding window of at most {window} tokens, and methods do not evict from "
+            "such layers. Use --method full, or lower --max-new-tokens until a whole sequence (now up to "
+            f"{longest} tokens) fits into a window: methods do evict from such a layer."
         )
 
 

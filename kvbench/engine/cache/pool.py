@@ -33,8 +33,8 @@ class Pool:
         """Return `count` free pages, which then belong to the caller. Raises BudgetViolation if there are fewer."""
         if count > len(self.free):
             raise BudgetViolation(
-                f"the cache needs {count} more pages for entries but has only {len(self.free)} free: the method keeps "
-                "more entries than it has announced."
+                f"the cache needs {count} more pages but has only {len(self.free)} free pages, because the method "
+                "keeps more entries than it announced."
             )
         first = len(self.free) - count
         taken = self.free[first:]

@@ -144,9 +144,9 @@ def load_weights(
     _check(path, weights, card, tensors, config)
     if fingerprint and card.get("fingerprint") not in (None, fingerprint):
         raise SetupError(
-            f"weights {quote(path)} were made for {quote(card.get('base_model'))} with other parameters than this "
-            "model has. Train new weights; or, to use these nevertheless, copy both files and set 'fingerprint' in "
-            "the copied card to null."
+            f"weights {quote(path)} were made for {quote(card.get('base_model'))}, whose parameters differ from this "
+            "model's. Train new weights. To use these weights nevertheless, copy the file and its card, and set "
+            "'fingerprint' in the copied card to null."
         )
     return {name: tensor.float().to(device) for name, tensor in tensors.items()}
 

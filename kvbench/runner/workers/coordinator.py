@@ -169,8 +169,8 @@ class Coordinator:
             self._tries[left[0]] += 1
             if self._tries[left[0]] == TRIES:
                 raise SetupError(
-                    f"{TRIES} workers were lost at the same rows of {self._label(left[0])} (the last: {bare(why)}): "
-                    f"{self._state()}."
+                    f"{TRIES} workers were lost while they generated the same rows of {self._label(left[0])} (the last "
+                    f"worker: {bare(why)}): {self._state()}."
                 )
         self._states[worker] = state.ended(0 if state.ready else state.starts)
         if all(s.given_up for s in self._states.values()):

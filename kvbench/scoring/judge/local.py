@@ -52,7 +52,7 @@ class LocalJudge:
         read = prompt["input_ids"].shape[1]
         room = getattr(model.config.get_text_config(), "max_position_embeddings", 1 << 20) - read
         if room < 1:
-            raise JudgeError(f"the judge's prompt has {read} tokens, but the judge's context only {room + read}")
+            raise JudgeError(f"the judge's prompt has {read} tokens, but the judge's context holds only {room + read}")
         end = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         try:
             with torch.inference_mode():

@@ -43,8 +43,8 @@ def check(services: Services, task: Task) -> None:
         )
     if "images" in task.needs and services.judge.startswith(LOCAL):
         raise UserError(
-            f"task {quote(task.name)} shows the judge images, which a local judge does not read; give a judge at an "
-            "address (--judge URL) that reads them."
+            f"task {quote(task.name)} sends images to the judge, and a local judge reads none; give --judge URL with a "
+            "judge that reads images."
         )
     if not _is_none(services.judge):
         _check_judge(services, services.judge)

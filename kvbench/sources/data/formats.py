@@ -272,7 +272,7 @@ def _csv_rows(text: TextIO, name: str) -> Iterator[Row]:
             if len(cells) != len(head):
                 raise UserError(
                     f"{name}:{rows.line_num}: {len(cells)} fields; the first line has {len(head)}. "
-                    "Give all lines equally many."
+                    "Give every line the same number of fields."
                 )
             yield dict(zip(head, cells))
     except csv.Error as error:

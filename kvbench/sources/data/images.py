@@ -68,7 +68,10 @@ def names(row: Mapping[str, Any], column: str, where: str) -> list[str]:
     value = row.get(column)
     listed = [value] if isinstance(value, str) else value
     if not isinstance(listed, list) or not all(isinstance(name, str) and name for name in listed) or not listed:
-        raise SetupError(f"{where}: column {quote(column)} names no image file.")
+        raise SetupError(
+            f"{where}: column {quote(column)} must be the name of an image file or a non-empty list of names. Correct "
+            "the row."
+        )
     return listed
 
 

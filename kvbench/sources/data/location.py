@@ -91,7 +91,8 @@ def _offline(index: int, row: Row, manifest: Manifest) -> Row:
             named["id"] = manifest.hub_id(index, row)
         except KeyError as error:
             raise SetupError(
-                f"the data for {manifest.path} have no column {error}, from which kvbench makes the ids of their rows."
+                f"the data for {manifest.path} have no column {error}; kvbench makes the rows' ids from it. Give data "
+                "that have it."
             ) from None
     return named
 

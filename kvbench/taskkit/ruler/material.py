@@ -57,7 +57,8 @@ ENGLISH_WORDS = Manifest(
     ),
     url_sha256="affcd6d45fdf3cc843d585c99c97ad615094e760e6c4756b654bab6c73bc2eca",
 )
-EXTRA = "Install it with 'pip install \"kvbench[ruler]\"'."
+PIP = "'pip install \"kvbench[ruler]\"'."
+EXTRA = f"Install it with {PIP}"
 # SHA-256 of each word list of wonderwords 3.0.1, one word per line.
 WORD_LISTS = {
     "nounlist": "d2e7b4a3fe536cfbe2aeb4790ee6d4f64f52d5fffba73067526ac7f564b6f4aa",
@@ -138,7 +139,8 @@ def _words(name: str) -> list[str]:
     found = [line.rstrip() for line in text.splitlines()]
     if hashlib.sha256("\n".join(found).encode()).hexdigest() != WORD_LISTS[name]:
         raise SetupError(
-            f"the word list {quote(name)} is not that of wonderwords 3.0.1, so RULER's prompts would differ. {EXTRA}"
+            f"the installed word list {quote(name)} differs from that of wonderwords 3.0.1, so RULER's prompts would "
+            f"differ. Install wonderwords 3.0.1 with {PIP}"
         )
     return found
 

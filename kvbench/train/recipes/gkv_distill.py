@@ -71,7 +71,10 @@ class DistillRecipe(SparseRecipe):
                 f"every prompt with its answer fits into --opt budget={self.budget}, so nothing is evicted and "
                 "there is nothing to train. Give longer questions, or a smaller --opt budget."
             )
-        each = f"{whole} of {len(self.traces)} answers fit into the budget with their prompts; they train nothing."
+        each = (
+            f"{whole} of {len(self.traces)} answers train nothing: prompt and answer together fit into the budget, so "
+            "nothing is evicted."
+        )
         return [each] if whole else []
 
     def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:

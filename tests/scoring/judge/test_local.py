@@ -50,5 +50,5 @@ def test_a_template_that_refuses(folder: Path):
 
 
 def test_a_question_beyond_its_context(folder: Path):
-    with pytest.raises(JudgeError, match="but the judge's context only "):
+    with pytest.raises(JudgeError, match="but the judge's context holds only "):
         LocalJudge(folder).ask("", "x " * 40_000)

@@ -125,5 +125,5 @@ def test_a_folder_needs_a_model_and_a_template(tmp_path: Path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "x"}))
     check(local, MT_BENCH)
     assert isinstance(connect(local), LocalJudge)
-    with pytest.raises(UserError, match="'mmdu' shows the judge images, which a local judge does not read; give"):
+    with pytest.raises(UserError, match="'mmdu' sends images to the judge, and a local judge reads none; give"):
         check(local, get_task("mmdu"))

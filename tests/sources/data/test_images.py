@@ -87,10 +87,10 @@ def test_links_are_followed_as_for_the_rows(good: Path, tmp_path_factory: pytest
         ("C:/1.png", r"is not a path inside the folder"),
         ("/", r"is not a path inside the folder"),
         ("images", r"row 2: image '.*/t/images' is a folder"),
-        ("", r"row 2: column 'image' names no image file"),
-        (None, r"row 2: column 'image' names no image file"),
-        ([], r"row 2: column 'image' names no image file"),
-        ([NAMES[0], 7], r"row 2: column 'image' names no image file"),
+        ("", r"row 2: column 'image' must be the name of an image file"),
+        (None, r"row 2: column 'image' must be the name of an image file"),
+        ([], r"row 2: column 'image' must be the name of an image file"),
+        ([NAMES[0], 7], r"row 2: column 'image' must be the name of an image file"),
     ],
 )
 def test_wrong_images_get_a_line(good: Path, name: object, message: str) -> None:

@@ -82,7 +82,7 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, pack
 
 def test_other_word_lists_are_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(material.WORD_LISTS, "nounlist", "0" * 64)
-    with pytest.raises(SetupError, match=r"'nounlist' is not that of wonderwords 3\.0\.1"):
+    with pytest.raises(SetupError, match=r"'nounlist' differs from that of wonderwords 3\.0\.1"):
         Sources(Data(env={}), "ruler/x").words("nounlist")
 
 

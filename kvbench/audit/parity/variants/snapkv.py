@@ -111,8 +111,8 @@ def windowed_budget(case: Case) -> int:
     budget = kvpress_budget(case)
     if budget < case.hyper["window_size"]:
         raise NotCoveredError(
-            "the budget is below the window: kvpress keeps arbitrary entries of the window, because they all "
-            "score the same"
+            "the budget is below the window: all entries of the window have the same score, so kvpress keeps "
+            "arbitrary ones"
         )
     return budget
 
