@@ -259,7 +259,7 @@ class Task(ABC):
         return 40.0
 
     def size(self) -> int | None:
-        """Return the number of documents without --limit if it is known without loading data, else None."""
+        """Return how many documents the task has if no --limit is given; None if only the data can tell."""
         return self.manifest.rows if self.manifest else None
 
     @property

@@ -129,7 +129,7 @@ def _of_questions(pair: Pair, place: int) -> Iterator[tuple[float, float, float]
             if place == AFTER and budget and not bounded and math.isnan(new) and not math.isnan(base):
                 new = _number(theirs.entries[PEAK], math.nan)  # base evicted right after the prompt; new did not
             if not bounded and new > base:
-                longer = theirs.totals["output_tokens"] - mine.totals["output_tokens"]
+                longer = theirs.share("output_tokens") - mine.share("output_tokens") if mine.answers else 0
                 new = max(base, new - max(0, longer))
             yield base, new, _number(bound, math.inf)
 

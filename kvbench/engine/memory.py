@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 from collections.abc import Iterable
@@ -34,10 +35,18 @@ class OutOfMemory(SetupError):
 
 
 def total(device: torch.device) -> int:
-    """Return the bytes of the device's memory; for a CPU, those of the machine's memory or, if it is
-    smaller, of the limit of the process's control group (of a container or a cluster's job)."""
+    """Return the bytes of the device's memory.
+
+    For a CPU, this is the machine's memory or, if that is smaller, the limit of the process's control group, which
+    containers and clusters set.
+    """
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
+    return _host()
+
+
+@functools.cache
+def _host() -> int:
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [machine]
     for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):

@@ -334,7 +334,7 @@ class EvictionCache(FixedBatch):
         self._continue(self.slots.recurrent)
 
     def _seat(self, prompt: PromptCache, place: int, row: int) -> None:
-        """Copy one prompt's entries to its slot. place: the prompt's index in the cache `prompt`; row: in the batch."""
+        """Copy a prompt's entries to its slot. place: its index in the cache `prompt`; row: its index in the batch."""
         assert self.slots is not None
         packed = {index: layer.pack(place) for index, layer in prompt.layers.items()}
         self.slots.install(packed, [row], prompt.prompt_len)

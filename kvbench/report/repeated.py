@@ -38,7 +38,7 @@ def each_once(rows: Rows, paths: Mapping[str, Path]) -> tuple[Rows, list[str]]:
 
 
 def _counting(rows: Rows) -> Ints:
-    """Return for each row the position of the kept row: the one row that is kept of all rows with the same key."""
+    """Of all rows with equal keys, one is kept. Return for each row the position of the one kept for its key."""
     import numpy as np
 
     keys = rows.text(KEY).codes

@@ -97,8 +97,8 @@ def shared_options(loaded: Loaded) -> dict[str, dict[str, Any]]:
 
 
 def _shared(options: Sequence[str]) -> dict[str, Any]:
-    """Return the options that have the same value in all of `options`. options: the combinations of options with which
-    one method was run, each as JSON text."""
+    """Return the options, with their values, that are the same in every combination. options: the combinations with
+    which one method was run, each as JSON text."""
     tables = [options_of(text) for text in options]
     return {k: v for k, v in tables[0].items() if all(k in table and table[k] == v for table in tables)}
 

@@ -117,5 +117,5 @@ def _read_model(where: str, config: RunConfig) -> tuple[Any, Any]:
     if Path(where).is_dir():
         models.check_tokenizer(config.model, Path(where))
     huggingface_hub.logging.set_verbosity_error()  # the client logs every retry; kvbench reports the outcome
-    known = transformers.AutoConfig.from_pretrained(where, revision=config.revision, trust_remote_code=False)
-    return read_tokenizer(where, config.revision, known.model_type), known
+    tokenizer = read_tokenizer(where, config.revision)
+    return tokenizer, transformers.AutoConfig.from_pretrained(where, revision=config.revision, trust_remote_code=False)

@@ -1,4 +1,4 @@
-"""Fetches the data of a run's tasks before torch is imported, and reports missing data of all tasks together."""
+"""Fetches the data of a run's tasks before torch is imported, and reports missing data of several tasks together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the numbers that papers print from kvbench/bundled/published/published.csv."""
+"""Reads kvbench/bundled/published/published.csv: the numbers that papers print."""
 
 from __future__ import annotations
 

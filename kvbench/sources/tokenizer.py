@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-# Model types whose older repositories have a wrong regular expression for splitting text, which transformers corrects
-# on demand only (`fix_mistral_regex`).
-WRONG_SPLIT = frozenset({"mistral", "mistral3", "ministral", "pixtral", "voxtral"})
+TODAY = datetime(2026, 1, 1)  # the date that chat templates write: prompts must be the same on every day
 
 
-def read_tokenizer(where: str, revision: str | None = None, model_type: str = "") -> Any:
-    """Return the tokenizer of a model. where: the model's folder or hub name; model_type: as in its config.json.
+def read_tokenizer(where: str, revision: str | None = None) -> Any:
+    """Return the tokenizer of a model. where: the model's folder or hub name.
 
     Some repositories with a byte-level tokenizer.json name the class LlamaTokenizer in their configuration
     (DeepSeek-R1-Distill-Llama, deepseek-math). This class replaces the rule by which text is split, so that blanks
@@ -21,8 +20,6 @@ def read_tokenizer(where: str, revision: str | None = None, model_type: str = ""
     import transformers
 
     how: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
-    if model_type in WRONG_SPLIT:
-        how["fix_mistral_regex"] = True
     tokenizer = transformers.AutoTokenizer.from_pretrained(where, **how)
     if "Metaspace" in _splitting(tokenizer) and _is_byte_level(where, revision):
         return transformers.PreTrainedTokenizerFast.from_pretrained(where, **how)

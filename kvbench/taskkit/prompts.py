@@ -11,20 +11,19 @@ import contextlib
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from kvbench.console.faults import words
 from kvbench.errors import UserError, quote
+from kvbench.sources.tokenizer import TODAY
 from kvbench.task import IMAGE, Doc, Turn
 from kvbench.taskkit import template_variables
 
 PROBE = "1 + 1 = ?"  # a message that shows how a template renders
 Messages = list[dict[str, Any]]  # as chat templates take them
 _PROBE: Messages = [{"role": "user", "content": PROBE}]
-TODAY = datetime(2026, 1, 1)  # the date that chat templates write
 NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 

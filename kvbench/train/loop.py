@@ -121,7 +121,7 @@ class _Training:
     def begin(self) -> None:
         """Continue from the folder's checkpoint; if there is none, compute the held-out figures before training.
 
-        Raises UserError when the checkpoint has other settings.
+        Raises UserError when the checkpoint has other settings (see `_continues`).
         """
         if (self.out / CHECKPOINT).exists():
             self._restore()

@@ -153,9 +153,10 @@ class Recipe(ABC):
         return ()
 
     def stored(self) -> Mapping[str, Sequence[torch.Tensor]]:
-        """Return, by the item's name, the tensors that the recipe keeps in memory after it has read an item.
+        """Return the tensors that the recipe keeps in memory for each item that it has read, by the item's name.
 
-        With these tensors the recipe need not read the item again at a later step.
+        They save the recipe a reading of the item at later steps. Items that no longer fit into `stores` bytes have
+        none.
         """
         return {}
 

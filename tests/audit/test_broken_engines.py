@@ -134,8 +134,8 @@ def test_an_engine_that_shows_queries_of_later_steps_wrongly(mqa: Subject, monke
     assert verdicts(Voted(), mqa) == (set(), [])
     view = Evictor._view
 
-    def reversed_(self, store, batch, width):  # type: ignore[no-untyped-def]
-        shown = view(self, store, batch, width)
+    def reversed_(self, store, batch, width, **sums):  # type: ignore[no-untyped-def]
+        shown = view(self, store, batch, width, **sums)
         shown.queries = shown.queries.flip(2)
         return shown
 

@@ -21,6 +21,8 @@ def test_the_limit_of_a_container_counts(limit: str, gib: int | None, monkeypatc
             return limit
         return read(path)
 
+    memory._host.cache_clear()
     monkeypatch.setattr(Path, "read_text", text)
     monkeypatch.setattr("os.sysconf", lambda name: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1 << 21}[name])
     assert memory.total(torch.device("cpu")) == (gib or 8) << 30
+    memory._host.cache_clear()

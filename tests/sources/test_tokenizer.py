@@ -27,7 +27,7 @@ def folder(path: Path, tokenizer_class: str, model_type: str = "llama", **config
 
 @pytest.mark.parametrize("name", ["LlamaTokenizerFast", "LlamaTokenizer", "PreTrainedTokenizerFast"])
 def test_blanks_survive_whatever_class_a_repository_names(tmp_path: Path, name: str) -> None:
-    made = read_tokenizer(str(folder(tmp_path, name)), model_type="llama")
+    made = read_tokenizer(str(folder(tmp_path, name)))
     assert made.decode(made("a b  c", add_special_tokens=False)["input_ids"]) == "a b  c"
     assert made.chat_template == SWITCH
 
@@ -36,17 +36,6 @@ def test_transformers_alone_loses_the_blanks(tmp_path: Path) -> None:
     """Otherwise `read_tokenizer` needs no correction any more."""
     made = transformers.AutoTokenizer.from_pretrained(folder(tmp_path, "LlamaTokenizerFast"))
     assert made.decode(made("a b", add_special_tokens=False)["input_ids"]) == "ab"
-
-
-@pytest.mark.parametrize("model_type", ["mistral", "llama"])
-def test_mistral_s_splitting_is_corrected(tmp_path: Path, model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    read = transformers.AutoTokenizer.from_pretrained
-    monkeypatch.setattr(
-        transformers.AutoTokenizer, "from_pretrained", lambda where, **how: asked.append(how) or read(where, **how)
-    )
-    read_tokenizer(str(folder(tmp_path, "PreTrainedTokenizerFast", model_type)), model_type=model_type)
-    assert asked[0].get("fix_mistral_regex", False) is (model_type == "mistral")
 
 
 def with_image_token(path: Path) -> tuple[Any, int]:

@@ -85,7 +85,9 @@ def test_windows_as_long_as_every_text_hide_nothing():
 def test_windows_in_every_layer_leave_nothing_to_evict():
     narrow = build("mistral-wide")
     geometry = [dataclasses.replace(layer, window=8) for layer in narrow.geometry]
-    with pytest.raises(UserError, match="every layer of the model has a sliding window"):
+    with pytest.raises(
+        UserError, match=r"every layer of the model has a sliding window shorter .* Give shorter questions"
+    ):
         LookaheadRecipe(dataclasses.replace(narrow, geometry=geometry), SETTINGS, SHORT, SHORT)
 
 

@@ -152,8 +152,8 @@ def memory(exam: Exam, layout: AuditLayout) -> None:
         if abs(h.entries - sum(counts) / len(counts)) > 1e-6:
             mean = sum(counts) / len(counts)
             raise Broken(
-                f"the cache holds {h.entries:.2f} entries per head, but its log of evictions gives {mean:.2f}: "
-                f"{h.seen} tokens seen"
+                f"after {h.seen} tokens the cache holds {h.entries:.2f} entries per head, but its log of evictions "
+                f"gives {mean:.2f}"
             )
         low, high = sum(counts) * size, sum(counts) * size
         if layout == "paged":
@@ -161,13 +161,16 @@ def memory(exam: Exam, layout: AuditLayout) -> None:
             low, high = sum(pages) * PAGE * size, (sum(pages) + len(pages)) * PAGE * size
         if not low <= h.bytes <= high:
             raise Broken(
-                f"the cache takes {h.bytes} bytes for {sum(counts)} entries, expected {low} to {high}: "
-                f"{h.seen} tokens seen"
+                f"after {h.seen} tokens the cache takes {h.bytes} bytes for {sum(counts)} entries; expected: {low} to "
+                f"{high}"
             )
     if exam.method.takes_budget and exam.method.decode_bounded:
         rows, allowed = trial.cache.shape.rows, exam.size + (exam.growth or 0) * exam.copies
         if rows * exam.copies > allowed + exam.copies:
-            raise Broken(f"a slot has room for {rows} entries per head, but budget plus interval is only {allowed}")
+            raise Broken(
+                f"a slot has room for {rows * exam.copies} entries per KV head, but budget plus interval is only "
+                f"{allowed}"
+            )
 
 
 def full(exam: Exam, layout: AuditLayout) -> None:

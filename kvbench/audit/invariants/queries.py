@@ -51,11 +51,13 @@ def _shown(trial: Trial) -> Iterator[tuple[LayerView, int | None]]:
     """Yield every recorded view that shows queries of a sequence, and how many queries the method needs in it.
 
     Views with queries of a probe (extra tokens beside the sequence) are left out. The number of queries is the method's
-    `Needs.width` if `score` received the view, and None if `observe` received it.
+    `Needs.width` if `score` received the view (only `Needs.window` if steps summed the attention of the newest
+    queries), and None if `observe` received it.
     """
     for method, views in trial.seen.decisions:
-        if width := method.needs().width:
-            yield from ((view, width) for view in views)
+        for view in views:
+            if width := method.needs().window if view.newest_sums else method.needs().width:
+                yield view, width
     for _, view in trial.seen.observations:
         if view.probe is None:
             yield view, None

@@ -30,6 +30,9 @@ def scrambled(view: LayerView, seed: int, junk: float | None) -> LayerView:
         x = torch.cat([x, fill.to(x.dtype)], dim=2)
         return x.gather(2, order if x.dim() == 3 else order[..., None].expand(-1, -1, -1, x.shape[-1]))
 
+    def mixed_sums(x: torch.Tensor) -> torch.Tensor:
+        return mixed(x.transpose(2, 3), 0.0).transpose(2, 3)
+
     value = 0.0 if junk is None else junk
     return dataclasses.replace(
         view,
@@ -39,7 +42,8 @@ def scrambled(view: LayerView, seed: int, junk: float | None) -> LayerView:
         valid=mixed(view.valid, False),
         whole=view.whole and not extra,
         columns={name: mixed(column, value) for name, column in view.columns.items()},
-        sums=None if view.sums is None else mixed(view.sums.transpose(2, 3), 0.0).transpose(2, 3),
+        sums=None if view.sums is None else mixed_sums(view.sums),
+        newest_sums={count: mixed_sums(sums) for count, sums in view.newest_sums.items()},
     )
 
 

@@ -62,7 +62,7 @@ class LayerGeometry:
         return self.device or device
 
     def entry_bytes(self, element: int) -> int:
-        """Return the bytes of one token's entries in all KV heads. element: bytes per number of K and V.
+        """Return the bytes of one token's entries in all KV heads. element: the bytes of one number in K or V.
 
         Each head stores K, V and, in a layer without a sliding window, a position of 4 bytes.
         """

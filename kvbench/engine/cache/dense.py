@@ -207,7 +207,8 @@ class DenseCache(SlotCache):
 
 
 def _refuse_fewer(missing: torch.Tensor, count: int) -> None:
-    """Raise BudgetViolation if a head keeps `missing` entries fewer than `count`. missing: one integer; 0: no error.
+    """Raise BudgetViolation if a head keeps fewer than `count` entries. missing: a tensor with one integer, the
+    number of entries that the head lacks; 0: no error.
 
     A slot has one length for all its heads: a head with fewer entries would show dropped entries as if it held them.
     While `Evictor.tick` runs, the check is delayed, as `eviction.checks.gathered` says.

@@ -111,8 +111,8 @@ def load(
     transformers.logging.disable_progress_bar()
     quantised.silence_bitsandbytes()
     try:
+        tokenizer = read_tokenizer(path, revision)
         config = transformers.AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
-        tokenizer = read_tokenizer(path, revision, config.model_type)
         form, more = _in_its_form(config, where)
         model, report = auto_class(config).from_pretrained(
             path, revision=revision, dtype=kind, use_safetensors=True, trust_remote_code=False, **REPORTING, **more

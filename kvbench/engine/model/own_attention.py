@@ -29,7 +29,7 @@ def own_attention(model: Any, geometry: Sequence[LayerGeometry], classes: Sequen
     if rotary is None or set(evicted) - modules.keys():
         raise UserError(
             f"the method reads the attention of {', '.join(classes)}; model type {quote(model.config.model_type)} has "
-            "a layer with another attention, or no rotary embedding for all layers. Use another method."
+            "a layer with another attention, or its layers do not share one rotary embedding. Use another method."
         )
     where = {g.index: g.device for g in geometry}
     return {

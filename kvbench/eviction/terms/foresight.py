@@ -23,6 +23,7 @@ value.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -115,7 +116,7 @@ def drop_scores(weights: Mapping[str, torch.Tensor], layer: int | torch.Tensor, 
 def _network(weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> torch.Tensor:
     w1, b1, w2, b2 = weights
     b, heads, n, _ = inputs[0].shape
-    wide = [x for x in inputs if x.shape[-1] >= NARROW]
+    wide = [*itertools.takewhile(lambda x: x.shape[-1] >= NARROW, inputs)]
     if len(wide) < len(inputs):  # few columns make a slow product: join them
         wide.append(torch.cat([*inputs[len(wide) :]], dim=-1))
     first, *others = w1.expand(b, *w1.shape[-3:]).flatten(0, 1).split([x.shape[-1] for x in wide], dim=-2)

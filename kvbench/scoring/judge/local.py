@@ -15,7 +15,7 @@ from kvbench.console.faults import words
 from kvbench.errors import SetupError, quote
 from kvbench.scoring.judge.api import MAX_TOKENS, JudgeError, Reply, messages
 from kvbench.sources.model_weights import REPORTING, difference
-from kvbench.sources.tokenizer import read_tokenizer
+from kvbench.sources.tokenizer import TODAY, read_tokenizer
 
 
 class LocalJudge:
@@ -42,6 +42,7 @@ class LocalJudge:
                 messages(system, user),
                 add_generation_prompt=True,
                 enable_thinking=False,
+                strftime_now=TODAY.strftime,
                 return_dict=True,
                 return_tensors="pt",
             )
@@ -73,8 +74,7 @@ class LocalJudge:
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         try:
-            known = transformers.AutoConfig.from_pretrained(self.folder, trust_remote_code=False)
-            tokenizer = read_tokenizer(str(self.folder), model_type=known.model_type)
+            tokenizer = read_tokenizer(str(self.folder))
             loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
                 self.folder, dtype="auto", trust_remote_code=False, use_safetensors=True, **REPORTING
             )

@@ -108,7 +108,8 @@ def lock(*rules: Step) -> list[Step]:
 
 
 def own_tasks() -> int:
-    """Return how many threads this user runs in all processes, since RLIMIT_NPROC counts them too; 0 outside Linux."""
+    """Return how many threads this user already runs, in all processes; 0 outside Linux. RLIMIT_NPROC counts them
+    beside the threads of the program in the sandbox."""
     if not sys.platform.startswith("linux"):
         return 0
     count = 0

@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from kvbench.engine.attention.geometry import largest_group
+from kvbench.engine.cache.layout import entry_budget
 from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import UserError, quote
 from kvbench.eviction import choose, noise
@@ -65,7 +67,9 @@ class DistillRecipe(SparseRecipe):
             )
 
     def about_data(self) -> list[str]:
-        whole = 0 if self.budget is None else sum(len(trace.ids) <= self.budget for trace in self.traces)
+        group = largest_group(self.loaded.geometry)
+        limits = [entry_budget(self.method, self.budget, len(trace.prompt), group) for trace in self.traces]
+        whole = sum(limit is not None and len(t.ids) <= limit for t, limit in zip(self.traces, limits))
         if whole == len(self.traces):
             raise UserError(
                 f"every prompt with its answer fits into --opt budget={self.budget}, so nothing is evicted and "
