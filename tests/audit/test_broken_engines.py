@@ -128,6 +128,28 @@ class Voted(Good):
         return view.attend()
 
 
+@dataclass(frozen=True)
+class Newest(Good):
+    """Scored by the attention of the newest 4 and 8 queries, which decode steps sum at the audit's interval."""
+
+    def needs(self) -> Needs:
+        return Needs(queries="since_last", newest=(4, 8), sums=True)
+
+    def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
+        return {}
+
+    def score(self, view: LayerView) -> torch.Tensor:
+        few, more = view.newest_attention((4, 8))
+        return (few + 2 * more).sum(dim=2)
+
+
+def test_an_engine_that_begins_sums_at_wrong_steps(mqa: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert verdicts(Newest(), mqa) == (set(), [])
+    monkeypatch.setattr(DenseStack, "mark", lambda self, slots, number: None)
+    names, _ = verdicts(Newest(), mqa)
+    assert "layouts" in names  # the paged layout stores queries
+
+
 def test_an_engine_that_shows_queries_of_later_steps_wrongly(mqa: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     from kvbench.engine.evict import Evictor
 
