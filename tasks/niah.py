@@ -8,8 +8,9 @@
     niah/paraphrase@8192       a fact about a person among noise sentences, asked for in other words
     niah/essay-paraphrase@8192 a fact about a person among the essays, asked for in other words
 
-Each depth has five needles, each in a haystack that starts at another place in the text (`cluster_id`); --limit 110
-gives ten needles per depth. A significance test between methods needs six or more haystacks. Score: share of the
+Each depth has five needles, each in a haystack of its own (`cluster_id`) that starts at another place in the text;
+--limit 110 gives ten needles per depth. Noise has five such places: from the sixth haystack on they return, with other
+needles. A significance test between methods needs six or more haystacks. Score: share of the
 needle's key words in the output. The category is the depth.
 """
 

@@ -55,7 +55,7 @@ def _of_setting(name: str) -> Parameter:
     parser, help, panel, metavar = (field.metadata[key] for key in ("parser", "help", "panel", "metavar"))
     if parser is parsers.flag:
         return _option(name, Switch, help, panel, negative=field.default is None)
-    kind = Texts if parser in (parsers.files, parsers.strings) else Text
+    kind = Texts if parser in (parsers.files, parsers.strings, parsers.assignments) else Text
     return _option(name, kind, help, panel, metavar=metavar)
 
 

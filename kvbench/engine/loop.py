@@ -57,7 +57,7 @@ class Engine:
             which hold for all its samples, have the noise key of sample -1.
         on_step: called after every block of steps with three numbers: how many tokens its steps read (one per step and
             live sequence), the live bytes at the block's last step, and the number of sequences live in that step.
-        look: most steps of a block, after which the host looks at the tokens.
+        look: the largest number of steps in a block; the host looks at the tokens after each block.
         backend: name of the code that computes the attention of decode steps on a GPU, see `kernels.backends`. With
             "torch", draws and evictions run no Triton kernel either.
         compiled: on a GPU, let torch compile the model's layers for decode steps; graph: replay decode steps from a

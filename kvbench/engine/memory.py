@@ -38,7 +38,7 @@ def total(device: torch.device) -> int:
     """Return the bytes of the device's memory.
 
     For a CPU, this is the machine's memory or, if that is smaller, the limit of the process's control group, which
-    containers and clusters set.
+    containers set.
     """
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)

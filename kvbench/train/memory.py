@@ -233,9 +233,9 @@ class _Tokenizer:
 
 
 def _name_held(recipe: Recipe, loaded: LoadedModel, ledger: Ledger) -> None:
-    """Assign tensors to parts of memory, by which the ledger counts bytes. The trained tensors are one part, and the
-    model's weights are another. Each further model that the recipe holds is a part of its own, named after the recipe's
-    attribute.
+    """Assign tensors to parts of memory, by which the ledger counts bytes. Trained tensors outside the model are one
+    part, and the model's weights, trained or not, are another. Each further model that the recipe holds is a part of
+    its own, named after the recipe's attribute.
     """
     ledger.name(recipe.parameters().values(), TRAINED)
     for name, value in vars(recipe).items():

@@ -94,7 +94,7 @@ def test_today_is_the_same_on_every_day() -> None:
 
 def test_a_run_asks_with_the_variable_and_resumes_with_it(tmp_path: Path) -> None:
     template = tmp_path / "t.jinja"
-    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}\nEffort {{ effort }}.")
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}\nEffort {{ effort }}{{ mark }}")
     questions = tmp_path / "q.jsonl"
     questions.write_text('{"id": "1", "question": "1+1?", "answer": "2"}\n')
 
@@ -103,7 +103,7 @@ def test_a_run_asks_with_the_variable_and_resumes_with_it(tmp_path: Path) -> Non
         return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
 
     run = ("run", "--method", "full", "--task-file", "q.jsonl", "--chat-template", "t.jinja", "--max-new-tokens", "4")
-    done = kvbench(*run, "--template-option", "effort=high", "--run-name", "r")
+    done = kvbench(*run, "--template-option", "effort=high", "--template-option", "mark=.", "--run-name", "r")
     assert done.returncode == 0, done.stderr
     shown = kvbench("show", "r", "--sample", "1")
     assert "Effort high." in shown.stdout

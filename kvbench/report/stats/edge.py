@@ -63,8 +63,8 @@ def _trials(scores: Scores) -> int:
 
 @lru_cache(maxsize=16)
 def _likelihood(trials: int) -> tuple[Floats, Floats]:
-    """Return a grid of logits of the mean, and the log likelihood (up to a constant) of a question's number of right
-    trials as [right trials, mean, correlation]."""
+    """Return the grid of means, as logits, and an array [right trials, mean, correlation]: the log likelihood, up to a
+    constant, of each number of right trials of a question."""
     import numpy as np
     from scipy.special import betaln, expit
 
