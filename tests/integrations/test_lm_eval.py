@@ -130,7 +130,7 @@ def test_perplexity_of_whole_texts_is_refused(full, instance):
 
 def test_a_prompt_that_is_too_long(full, instance):
     long = instance("generate_until", ("a b c d " * 9000, GREEDY))
-    with pytest.raises(UserError, match=r"exceed the model's context of 32768\. truncate=left"):
+    with pytest.raises(UserError, match=r"exceed the model's context of 32768 tokens\. Give truncate=left"):
         full.generate_until([long], disable_tqdm=True)
     cut = KVBenchLM(model="tiny", truncate="left")._fit(range(40000), 100, least=1)
     assert (len(cut), cut[-1]) == (32668, 39999)
