@@ -1,6 +1,6 @@
 """Facts about the environment of a run: versions, git commit, machine.
 
-`device_name` and `devices` import torch. The others read package metadata and system files, or run git.
+`device_name`, `devices` and `memory_bytes` import torch. The others read package metadata and system files, or run git.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from kvbench.errors import UserError
 from kvbench.eviction.learned import Shapes
 from kvbench.eviction.new_tokens import NewTokens
 from kvbench.train.forward import forward
-from kvbench.train.recipe import TraceRecipe
+from kvbench.train.recipe import TRAIN_SHORTER, TraceRecipe
 from kvbench.train.sparse_masks import plain
 from kvbench.train.traces import Trace
 
@@ -75,7 +75,7 @@ class PredictorRecipe(TraceRecipe):
                 "Give shorter texts with --data; for kvzap, a smaller --opt tokens=N suffices."
             )
         geometry = for_lengths(self.loaded.geometry, longest)
-        check_evicts(geometry, longest)
+        check_evicts(geometry, longest, TRAIN_SHORTER)
         check_equal_heads(geometry)
         self.layers = [g.index for g in geometry if g.evicts]
         generator = torch.Generator().manual_seed(self.settings.seed)

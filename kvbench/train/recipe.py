@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kvbench.train.traces import Trace
 
 T = TypeVar("T")
+TRAIN_SHORTER = "Give shorter texts or questions, until the longest fits into a window"  # for `check_evicts`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

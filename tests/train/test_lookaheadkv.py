@@ -86,7 +86,8 @@ def test_windows_in_every_layer_leave_nothing_to_evict():
     narrow = build("mistral-wide")
     geometry = [dataclasses.replace(layer, window=8) for layer in narrow.geometry]
     with pytest.raises(
-        UserError, match=r"every layer of the model has a sliding window shorter .* Give shorter questions"
+        UserError,
+        match=r"every layer of the model has a sliding .* Give shorter texts or questions, until .* 43 tokens",
     ):
         LookaheadRecipe(dataclasses.replace(narrow, geometry=geometry), SETTINGS, SHORT, SHORT)
 

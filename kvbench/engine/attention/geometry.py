@@ -224,17 +224,19 @@ def for_lengths(geometry: Sequence[LayerGeometry], longest: int) -> tuple[LayerG
     return tuple(replace(g, window=None) if g.window is not None and g.window >= longest else g for g in geometry)
 
 
-def check_evicts(geometry: Sequence[LayerGeometry], longest: int) -> None:
+RUN_SHORTER = "Use --method full, or lower --max-new-tokens until a whole sequence fits into a window"
+
+
+def check_evicts(geometry: Sequence[LayerGeometry], longest: int, cure: str = RUN_SHORTER) -> None:
     """Raise UserError when every layer has a sliding window: a method then has no layer to evict.
 
-    longest: tokens of the longest sequence, for the message.
+    longest: tokens of the longest sequence; cure: what the user can do; both for the message.
     """
     if not any(g.evicts for g in geometry):
         window = max(g.window or 0 for g in geometry)
         raise UserError(
             f"every layer of the model has a sliding window of at most {window} tokens, and methods do not evict from "
-            "such layers. Use --method full, or lower --max-new-tokens until a whole sequence (now up to "
-            f"{longest} tokens) fits into a window: methods do evict from such a layer."
+            f"such layers. {cure} (now up to {longest} tokens): methods do evict from such a layer."
         )
 
 

@@ -30,7 +30,7 @@ from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import SetupError
 from kvbench.train.forward import ROWS, in_blocks
 from kvbench.train.head_data import Example
-from kvbench.train.recipe import Recipe, Settings, check_least, draw_batch, with_gradient
+from kvbench.train.recipe import TRAIN_SHORTER, Recipe, Settings, check_least, draw_batch, with_gradient
 from kvbench.train.sparse_pass import recomputed, recomputes
 
 
@@ -62,7 +62,7 @@ class DuoRecipe(Recipe):
         loaded.model.requires_grad_(False)
         longest = max(len(example.ids) for example in (*examples, *held_out))
         geometry = for_lengths(loaded.geometry, longest)
-        check_evicts(geometry, longest)
+        check_evicts(geometry, longest, TRAIN_SHORTER)
         # Sliding-window layers have no alpha to train. The table has 1 for them, which matters only for sequences so
         # short that `for_lengths` drops the window.
         self.layers = [g.index for g in geometry if g.evicts]

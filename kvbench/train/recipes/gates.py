@@ -37,7 +37,7 @@ from kvbench.replay.reader import TraceReader
 from kvbench.replay.reference import batches, read_full
 from kvbench.train.forward import in_blocks
 from kvbench.train.logits import by_blocks, final_states, logits_of
-from kvbench.train.recipe import TraceRecipe, check_choices, check_least, with_gradient
+from kvbench.train.recipe import TRAIN_SHORTER, TraceRecipe, check_choices, check_least, with_gradient
 from kvbench.train.sparse_masks import plain
 from kvbench.train.sparse_pass import RECOMPUTE, recomputed, recomputes
 from kvbench.train.traces import Trace
@@ -72,7 +72,7 @@ class GateRecipe(TraceRecipe):
         more = self.settings.more
         self.longest = max(len(t.ids) for t in (*self.traces, *self.test))
         self.geometry = for_lengths(self.loaded.geometry, self.longest)
-        check_evicts(self.geometry, self.longest)
+        check_evicts(self.geometry, self.longest, TRAIN_SHORTER)
         check_equal_heads(self.geometry)
         self.budget, self.interval = int(more["budget"]), int(more["interval"])
         self.again = recomputes(self.loaded.model, more["recompute"])

@@ -24,13 +24,13 @@ from typing import Any
 import torch
 
 from kvbench.engine.adapter import PROJECTIONS, adapted, projections
-from kvbench.engine.attention.geometry import for_lengths
+from kvbench.engine.attention.geometry import check_evicts, for_lengths
 from kvbench.engine.attention.grouped import causal_bias
 from kvbench.engine.attention.interface import AttentionCall
 from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import UserError, quote
 from kvbench.train.forward import forward
-from kvbench.train.recipe import TraceRecipe, check_least
+from kvbench.train.recipe import TRAIN_SHORTER, TraceRecipe, check_least
 from kvbench.train.sparse_masks import plain
 from kvbench.train.traces import Trace
 
@@ -55,12 +55,8 @@ class LookaheadRecipe(TraceRecipe):
         more, model = self.settings.more, self.loaded.model
         longest = max(len(trace.ids) for trace in (*self.traces, *self.test))
         geometry = for_lengths(self.loaded.geometry, longest)
+        check_evicts(geometry, longest, TRAIN_SHORTER)
         self.evicted = frozenset(layer.index for layer in geometry if layer.evicts)
-        if not self.evicted:
-            raise UserError(
-                f"every layer of the model has a sliding window shorter than the longest text ({longest} tokens), and "
-                "methods do not evict from such layers. Give shorter questions, or a smaller --opt max_tokens."
-            )
         self.rows, self.rank = int(more["rows"]), int(more["rank"])
         generator = torch.Generator().manual_seed(self.settings.seed)
         table = model.get_input_embeddings().weight
