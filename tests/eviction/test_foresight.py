@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvbench.eviction.terms import foresight
+from kvbench.eviction.terms import blocks, foresight
 
 SIZES = {"num_hidden_layers": 3, "num_key_value_heads": 2, "num_attention_heads": 4, "head_dim": 6}
 
@@ -20,5 +20,5 @@ def test_parts_and_blocks(layer: int | torch.Tensor, monkeypatch: pytest.MonkeyP
     assert wanted.shape == (5, 2, 9)
     torch.testing.assert_close(foresight.drop_scores(weights, layer, *parts), wanted)
     for rows in (1, 2, 4):
-        monkeypatch.setattr(foresight, "BLOCK_FLOATS", rows * 2 * 9 * foresight.HIDDEN)
+        monkeypatch.setattr(blocks, "FLOATS", rows * 2 * 9 * foresight.HIDDEN)
         torch.testing.assert_close(foresight.drop_scores(weights, layer, *parts), wanted)

@@ -19,7 +19,7 @@ import torch
 from kvbench.engine.attention.geometry import LayerGeometry
 from kvbench.engine.cache.prompt_layer import PackedLayer
 from kvbench.engine.cache.slot_cache import EvictingStore, RingStore, Shape, SlotCache
-from kvbench.engine.cache.stack import RowBatch, Stack, alike, moves, placeholder
+from kvbench.engine.cache.stack import RowBatch, Stack, alike, copy_rows, moves, placeholder
 from kvbench.engine.rules import Rows
 from kvbench.errors import BudgetViolation
 from kvbench.eviction.checks import refuse
@@ -127,8 +127,7 @@ class DenseStack(Stack):
         to = (base + torch.where(holes < 0, length - 1, holes)).view(-1)
         rows = [x.view(x.shape[:3].numel(), x.shape[3]) for x in (self.keys, self.values)]  # -1 fails at width 0
         flat = [self.positions.view(-1), *(c.view(-1) for c in self.columns.values())]
-        for tensor in rows + flat:
-            tensor.index_copy_(0, to, tensor.index_select(0, source))
+        copy_rows(rows + flat, source, to)
 
     def _compact_by_kernel(self, batch: RowBatch, keep: torch.Tensor) -> None:
         """Do by Triton what `compact` does by PyTorch, for rows with more entries than `batch.allowed`."""

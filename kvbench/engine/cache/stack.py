@@ -99,8 +99,8 @@ class Stack(ABC):
         return functools.reduce(torch.add, self._series(batch, length))
 
     def newest_sums_of(self, batch: RowBatch) -> dict[int, torch.Tensor]:
-        """Return, for each mark, the attention that the rows' entries have received since then, [b, Hk, g, n] float32;
-        {} without marks. Shortly before a tick, the mark's number is also the number of queries since then."""
+        """Return, for each mark, the attention that the rows' entries have received since the mark, [b, Hk, g, n]
+        float32; {} without marks. At a tick, a mark's number is also the number of queries since the mark."""
         if not self.marks:
             return {}
         _, *series = self._series(batch, int(self.filled(batch.rows[:1])[0]))
@@ -267,3 +267,17 @@ def moves(holes: torch.Tensor, movers: torch.Tensor, places: int) -> tuple[torch
     source, target = listed(movers), listed(holes)
     paired = (source >= 0) & (target >= 0)
     return torch.where(paired, source, -1), torch.where(paired, target, -1)
+
+
+def copy_rows(tensors: Sequence[torch.Tensor], source: torch.Tensor, to: torch.Tensor) -> None:
+    """Copy the rows `source` [n] of each tensor [rows] or [rows, D] to its rows `to` [n]; no index is negative.
+
+    All rows are read before any is written. A row may be written several times if its sources are equal.
+    """
+    for tensor in tensors:
+        if tensor.device.type == "cpu" and tensor.dim() == 2 and tensor.numel():
+            # To numpy a row is one item, which it copies about 1.5 times as fast as torch copies D numbers.
+            items = tensor.view(torch.uint8).numpy().view(f"V{tensor[0].nbytes}")[:, 0]
+            items[to.numpy()] = items[source.numpy()]
+        else:
+            tensor.index_copy_(0, to, tensor.index_select(0, source))

@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from kvbench.eviction.learned import Shapes, Sizes
-from kvbench.eviction.planned_device import on_gpu
+from kvbench.eviction.terms.blocks import in_blocks
 from kvbench.eviction.terms.window_attention import Reduce
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
@@ -39,7 +39,6 @@ WINDOWS = (8, 16, 32)
 DECAY = 0.9
 HIDDEN = 16  # units, in the paper and its code
 NARROW = 16  # the scorer joins parts of its input with fewer columns
-BLOCK_FLOATS = 1 << 17  # hidden units that the network computes at a time on a CPU, so that they stay in its cache
 
 
 def scorer_shapes(features: Features, model: Sizes, hidden: int = HIDDEN) -> Shapes:
@@ -78,7 +77,8 @@ def scorer_inputs(
     once more, which takes longer than the network. Places without an entry hold 0.
 
     Args:
-        view: must show the values (except for "attn") and declare Needs(newest=WINDOWS) (except for "released8").
+        view: of a method that declares Needs(values=True), except for "attn", and Needs(newest=WINDOWS), except for
+            "released8".
         chunk: by name ("sum"; for "released8" also "max" and "min"), statistics of the attention in the newest chunk,
             each [b, Hk, g, N].
         cumulative, decayed: [b, Hk, g, N], the cumulative and the decayed sum; both include the newest chunk.
@@ -98,30 +98,28 @@ def scorer_inputs(
 def drop_scores(weights: Mapping[str, torch.Tensor], layer: int | torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
     """Return the scorer's output phi [b, Hk, N] for inputs [b, Hk, N, D]; large: evict.
 
-    inputs: one tensor, or the parts that `scorer_inputs` returns. layer: see `layer_index`.
+    inputs: one tensor, or the parts that `scorer_inputs` returns. layer: see `LayerView.layer_index`.
     """
     of_layer = [weights[name][layer].float() for name in ("w1", "b1", "w2", "b2")]  # [(b,) Hk, ...]
-    b, heads, n, _ = inputs[0].shape
-    together = b if on_gpu(inputs[0]) else max(1, BLOCK_FLOATS // (heads * n * of_layer[1].shape[-1]))
-    if together >= b:
-        return _network(of_layer, inputs)
-    phi = []
-    for first in range(0, b, together):
-        some = slice(first, first + together)
+    _, heads, n, _ = inputs[0].shape
+
+    def phi(some: slice) -> torch.Tensor:
         own = [w[some] for w in of_layer] if of_layer[-1].dim() == 2 else of_layer
-        phi.append(_network(own, [x[some] for x in inputs]))
-    return torch.cat(phi)
+        return _network(own, [x[some] for x in inputs])
+
+    return in_blocks(inputs[0], heads * n * of_layer[1].shape[-1], phi)
 
 
 def _network(weights: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> torch.Tensor:
     w1, b1, w2, b2 = weights
     b, heads, n, _ = inputs[0].shape
     wide = [*itertools.takewhile(lambda x: x.shape[-1] >= NARROW, inputs)]
-    if len(wide) < len(inputs):  # few columns make a slow product: join them
-        wide.append(torch.cat([*inputs[len(wide) :]], dim=-1))
+    if len(wide) < len(inputs):  # few columns make a slow product: join them, each column in one piece
+        narrow = [x.transpose(-1, -2) for x in inputs[len(wide) :]]
+        wide.append(torch.cat(narrow, dim=-2).transpose(-1, -2))
     first, *others = w1.expand(b, *w1.shape[-3:]).flatten(0, 1).split([x.shape[-1] for x in wide], dim=-2)
     h = torch.baddbmm(b1.expand(b, *b1.shape[-2:]).flatten(0, 1)[:, None], wide[0].flatten(0, 1), first)
     for x, w in zip(wide[1:], others):
-        h = torch.baddbmm(h, x.flatten(0, 1), w)
+        h.baddbmm_(x.flatten(0, 1), w)
     # No matrix-vector product: its last bits depend on the number of sequences.
     return (torch.nn.functional.gelu(h.view(b, heads, n, -1)) * w2[..., None, :]).sum(dim=-1) + b2[..., None]
