@@ -1,8 +1,8 @@
 """A decode step on a CPU, compiled as one program of C++ code.
 
 A step of a small model has some 500 operations. If Python calls them one by one, each call takes longer than the
-arithmetic of its operation. torch's compiler writes the operations as one program: what stands between two matrix
-products becomes one loop, and Python is called once. The program rounds differently from the operations, so results
+arithmetic of its operation. torch's compiler writes the operations as one program: all operations between two matrix
+products become one loop, and Python makes only one call. The program rounds differently from the operations, so results
 differ in the last bits. The bits of a slot's result depend on the number of slots, never on the other slots' sequences.
 """
 
@@ -83,8 +83,10 @@ def _compiled(recording: Recording, model: Any, packed: bool) -> Callable[..., t
     held = [(id(t), t.data_ptr(), None if t.is_inference() else t._version) for t in recording.constants]
     shapes = [(tuple(t.shape), t.stride(), t.dtype) for t in recording.inputs]
     kind = (str(recording.module.graph), tuple(held), tuple(shapes), packed, torch.get_num_threads())
-    if (before := _newest.get(model)) is not None and before.kind == kind:
+    before = _newest.get(model)
+    if before is not None and before.kind == kind:
         return before.program
+    del before
     forget(model)  # frees the old program's weights before the new program makes its own
     with FakeTensorMode():  # without memory; each apart from the others, as `_overlap` has checked
         examples: list[Any] = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in recording.inputs]
@@ -102,7 +104,7 @@ def _compiled(recording: Recording, model: Any, packed: bool) -> Callable[..., t
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Inside the block, torch does not log the traceback of an operation that it cannot compile."""
+    """Inside the `with` block, torch does not log the traceback of an operation that it cannot compile."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before = log.disabled
     log.disabled = True

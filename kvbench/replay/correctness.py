@@ -6,7 +6,6 @@ must need neither a judge nor programs to run.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,12 @@ from typing import Any
 from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import UserError, quote
 from kvbench.eviction import choose
-from kvbench.replay.choices import Chosen
+from kvbench.replay.choices import Chosen, budget_of
 from kvbench.replay.traces import ForcedTrace
 from kvbench.runner.workload import TaskWork
 from kvbench.scoring.pool import ScorePool
 from kvbench.store import read_rows
+from kvbench.store.schema import as_stored
 from kvbench.task import Output
 
 Right = dict[tuple[str, int], bool]  # by (doc_id, sample), whether the score is 1
@@ -57,7 +57,7 @@ def scored(work: TaskWork, traces: Sequence[ForcedTrace], loaded: LoadedModel) -
 
 
 def stored_scores(folder: Path, task: str) -> Right:
-    """Return, by question and sample, whether the answers that a run generated with the full cache have the score 1. An
+    """Return, by question and sample, whether an answer that a run generated with the full cache has the score 1. An
     answer without a score counts as wrong."""
     rows = read_rows(folder)
     rows = rows[(rows["task"] == task) & (rows["method"] == "full")]
@@ -81,14 +81,12 @@ def own_ratios(
 
 
 def _is_of(row: Mapping[str, Any], chosen: Chosen) -> bool:
-    if isinstance(chosen.budget, float):
-        same = bool(row["budget_share"] == chosen.budget)
-    else:
-        same = row["budget_share"] is None and bool(row["budget"] == chosen.budget)
+    budget = budget_of(row)
+    same = (type(budget), budget) == (type(chosen.budget), chosen.budget)
     if row["method"] != chosen.method.name or not same:
         return False
     options = choose.make(chosen.method.name, dict(chosen.method.options)).options()
-    return bool(json.loads(row["options"]) == json.loads(json.dumps(options)))
+    return bool(row["options"] == as_stored("options", options))
 
 
 def _ratio(row: Mapping[str, Any]) -> tuple[str, float | None]:

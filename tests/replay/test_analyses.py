@@ -19,6 +19,7 @@ from support.traces import traces
 
 from kvbench.config.run_config import MethodChoice
 from kvbench.errors import UserError
+from kvbench.eviction.choose import make
 from kvbench.replay import correctness
 from kvbench.replay import read_analyses as study_module
 from kvbench.replay.analyses import api
@@ -28,6 +29,7 @@ from kvbench.replay.analyses.tally import Tally
 from kvbench.replay.choices import FLOOR, FULL, ORACLE, Chosen
 from kvbench.replay.read_analyses import read
 from kvbench.report.plots import svg
+from kvbench.store.schema import as_stored
 
 
 def test_attended_tokens_are_the_fewest_that_carry_the_mass():
@@ -517,7 +519,7 @@ def test_each_method_s_own_right_answers(session, folder):
 
 def test_own_ratios_are_read_by_method_options_and_budget(tmp_path, monkeypatch):
     lines = [
-        {"task": "t", "status": "ok", "method": method, "options": json.dumps(options), "budget": budget}
+        {"task": "t", "status": "ok", "method": method, "options": as_stored("options", options), "budget": budget}
         | {"budget_share": share, "prompt_tokens": 30, "output_tokens": 70, "cluster_id": str(i), "score": score}
         | {"interval": interval}
         for i, (method, options, budget, share, score, interval) in enumerate(
@@ -541,6 +543,25 @@ def test_own_ratios_are_read_by_method_options_and_budget(tmp_path, monkeypatch)
     assert own == {FULL: [("0", 1.0)], STREAMING: [("1", 0.24), ("2", None)], share: [("5", 0.15)]}
     [row] = found(build("qwen3"), traces([(45, 22)]), "retention-ratio", STREAMING, own=own)
     assert (row["own_answers"], row["own_right"], row["own"], row["own_se"]) == (2, 1, 0.24, None)
+
+
+def test_own_ratios_of_a_method_whose_option_is_a_file_in_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    scorer = str(tmp_path / "foresightkv.safetensors")
+    options = as_stored("options", make("foresightkv", {"scorer": scorer}).options())
+    assert str(tmp_path) not in options
+    line = {
+        "task": "t",
+        "status": "ok",
+        "method": "foresightkv",
+        "options": options,
+        "budget": 24,
+        "budget_share": None,
+    }
+    line |= {"prompt_tokens": 30, "output_tokens": 70, "cluster_id": "0", "score": 1.0, "interval": 8}
+    monkeypatch.setattr(correctness, "read_rows", lambda folder: pd.DataFrame([line]))
+    chosen = Chosen(method=MethodChoice(name="foresightkv", options=(("scorer", scorer),)), budget=24)
+    assert correctness.own_ratios(tmp_path, "t", [chosen], 8) == {chosen: [("0", 0.24)]}
 
 
 def test_one_question(session):

@@ -29,6 +29,7 @@ from kvbench.eviction.terms.foresight import drop_scores
 from kvbench.replay.figures import jackknife
 from kvbench.runner.bench.shapes import SHAPES
 from kvbench.train.catalogue import entry_of
+from kvbench.train.collection import Collection
 from kvbench.train.foresight_scorer import TrainedScorer
 from kvbench.train.foresight_states import Choice, Evictions
 from kvbench.train.loop import train
@@ -141,7 +142,7 @@ def spread(args: argparse.Namespace) -> Iterable[dict[str, Any]]:
 
 def loss(args: argparse.Namespace) -> Iterable[dict[str, Any]]:
     loaded = load(str(tiny.path()), device="cpu")
-    traces = collect(loaded, built_in(("chain",), args.samples, 0, loaded, held_out=True), correct=False)
+    traces = collect(loaded, built_in(("chain",), args.samples, 0, loaded, held_out=True), Collection(wrong="keep"))
     sizes = {"budget": args.budget, "interval": args.interval, "longest": max(len(trace.ids) for trace in traces)}
     method = registry.methods.get("foresightkv")
     drawing, worst = (Evictions(loaded, method(sampling=draw, pool=args.pool), **sizes) for draw in (True, False))
