@@ -8,7 +8,7 @@ from kvbench.console import signals, streams
 
 
 def main() -> int:
-    """Run the command that the process's arguments give, and return its exit code."""
+    """Run the command line in `sys.argv`, and return its exit code."""
     streams.repair()  # first, because a file opened earlier would get the descriptor of a closed stream
     signals.install()
     try:

@@ -20,7 +20,7 @@ class KVBenchError(Exception):
 
 
 class UserError(KVBenchError):
-    """Wrong usage or input; kvbench detects most of it before any work."""
+    """Wrong usage or input; kvbench finds most such errors before any work."""
 
     exit_code = 2
 
@@ -32,7 +32,7 @@ class SetupError(KVBenchError):
 
 
 class IncompleteError(KVBenchError):
-    """A run is not finished, or rows of it are missing, failed or without a score."""
+    """A run is not finished, or some of its rows are missing, have failed or have no score."""
 
     exit_code = 4
 
@@ -45,8 +45,7 @@ class RunInUseError(KVBenchError):
 
 class Interrupted(KVBenchError):
     """The command was stopped by Ctrl-C (exit code 130), SIGTERM (143) or SIGHUP (129); the message says how to
-    continue.
-    """
+    continue."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -83,6 +82,11 @@ def shown(value: object) -> str:
 def few(words: Sequence[str], most: int) -> str:
     """Return the first `most` texts, joined by commas, and the number of the others: "a, b and 3 more"."""
     return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
+
+
+def joined(words: Sequence[str], last: str) -> str:
+    """Join texts by commas, but put the word `last` before the last text: "a, b or c"."""
+    return f"{', '.join(words[:-1])} {last} {words[-1]}" if len(words) > 1 else words[0]
 
 
 def counted(count: int, noun: str) -> str:

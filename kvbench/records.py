@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How the engine draws the next token. With `temperature` 0 it takes the most probable token; `top_k` 0, `top_p` 1
-    and `min_p` 0 each switch a filter off.
-    """
+    and `min_p` 0 each switch a filter off."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -46,8 +45,7 @@ class Images:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowUp:
     """The model's next input after an answer: tokens that continue the cached sequence or, if `fresh`, a new prompt
-    that replaces it.
-    """
+    that replaces it."""
 
     ids: tuple[int, ...]
     fresh: bool
@@ -56,8 +54,7 @@ class FollowUp:
 
 class Conversation(Protocol):
     """Gives the inputs of a request's later turns one by one, because a turn's input may depend on the model's earlier
-    answers.
-    """
+    answers."""
 
     def follow(self, answers: tuple[str, ...]) -> FollowUp | None:
         """Return the next input after the answers given so far, or None at the end of the conversation."""
@@ -101,8 +98,7 @@ class Request:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """The entries, bytes and seconds that one sample took, as measured. All numbers of entries (`entries_*`) are means
-    over the evicting layers and their KV heads.
-    """
+    over the evicting layers and their KV heads."""
 
     prompt_tokens: int
     output_tokens: int
@@ -150,8 +146,7 @@ class Generation:
     @classmethod
     def failed(cls, request: Request, sample: int, status: str, note: str) -> Generation:
         """Return the result of a sample that could not be generated. status: as in `Generation`. note: the cause in
-        words.
-        """
+        words."""
         return cls(
             request=request, sample=sample, token_ids=(), text="", stop_reason="", usage=None, status=status, note=note
         )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from kvbench.console.faults import words
-from kvbench.errors import UserError, quote
+from kvbench.errors import UserError, joined, quote
 
 T = TypeVar("T")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*", re.ASCII)
@@ -33,10 +33,7 @@ def near(name: str, known: Sequence[str], limit: int = 3) -> list[str]:
 def did_you_mean(name: str, known: Sequence[str]) -> str:
     """Return the hint `` Did you mean 'a' or 'b'?``, which begins with a blank; "" if no known name is near."""
     names = [quote(n) for n in near(name, known)]
-    if not names:
-        return ""
-    listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
-    return f" Did you mean {listed}?"
+    return f" Did you mean {joined(names, 'or')}?" if names else ""
 
 
 class NameTaken(UserError):
@@ -47,8 +44,8 @@ class Registry(Generic[T]):
     """Maps names to members, which are methods, tasks or recipes. `kind`: the word for a member in messages.
 
     Members come from `package` and from the entry points of `group`, through which other distributions add members.
-    `package` names a package or a single module. It is imported when the registry is first used, with all modules of
-    the package.
+    `package` names a package or a single module. When the registry is first used, it imports this package with all its
+    modules, or this module.
 
     families: {prefix: module}. The name ``prefix:NAME`` stands for a member that the module makes; the module is
     imported when such a name is used. The module has two functions. `canonical(NAME)` returns the usual spelling of
@@ -76,7 +73,7 @@ class Registry(Generic[T]):
                 if not _NAME.fullmatch(n):
                     raise UserError(
                         f"{self.kind} {quote(n)}: a name may have only lower-case letters, digits, '-', '_' and '.', "
-                        "and begins with a letter or a digit."
+                        "and must begin with a letter or a digit."
                     )
                 taken = self._origin.get(n)
                 if taken is not None:

@@ -149,9 +149,7 @@ class Manifest:
     rename: Mapping[str, str] = field(default_factory=dict)  # columns on the hub -> columns in a data folder
     hub_id: Callable[[int, Mapping[str, Any]], str] | None = None  # (index, row on the hub) -> its id in a data folder
     ids_sha256: str | None = None  # hash of the rows' sorted ids, one per line: no id may be missing or new
-    samples: tuple[
-        str, ...
-    ] = ()  # files with some of the rows or invented rows, read if `path` is missing; a note to the user says so
+    samples: tuple[str, ...] = ()  # files with some rows or invented rows, read if `path` is missing; a note says so
     images: str = ""  # column with the name of an image file, or a list of names, beside `path`; tasks get `Image`s
     pixels: str = ""  # column of a table on the hub with the encoded files that `images` names
     archive: str = ""  # zip archive on the hub with the files that `images` names, beside raw files
@@ -180,8 +178,7 @@ class Reader(Protocol):
 
     def wrapping(self, *, thinking: bool | None = None) -> int:
         """Return the number of tokens that a prompt has beside the user's text: those of the chat template or, without
-        a template, the tokenizer's special tokens.
-        """
+        a template, the tokenizer's special tokens."""
 
 
 class DataSource(Protocol):
@@ -251,8 +248,7 @@ class Task(ABC):
     @abstractmethod
     def score(self, doc: Doc, output: Output) -> Score:
         """Score one sample. This method must have no side effects, and the task must be picklable: scoring may run in a
-        separate process under a time limit.
-        """
+        separate process under a time limit."""
 
     def patience(self, doc: Doc) -> float:
         """Return the time limit for scoring one sample, in seconds."""

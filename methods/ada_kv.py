@@ -15,7 +15,7 @@ If `base` has budgets per layer (pyramidkv), heads share their layer's budget.
 
     rounding=exact     every layer's total is exact (largest remainder)
     rounding=official  as in the released code: floor_alpha * free is rounded down, and each head's capacity to the
-                       nearest integer; an excess over the budget is taken back evenly
+                       nearest integer; an excess over the budget is subtracted evenly
     floor=guarantee    every head keeps its best floor_alpha C entries, protected entries included, and all other
                        entries compete; with normalize=false, this is kvpress's rule
 
@@ -25,12 +25,10 @@ The defaults are those of the released prediction script.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
-from kvbench.eviction.api import Allocation, Method, ScoreOut, option
-from kvbench.eviction.choose import from_label
-from kvbench.eviction.delegate import DECLARATIONS, PROPERTIES, check_base, delegate
+from kvbench.eviction.api import Allocation, ScoreOut, option
+from kvbench.eviction.delegate import Wrapper, check_base, delegate
 from kvbench.eviction.options import OptionError
 from kvbench.eviction.select import allocation_of, competing, keep_mask, order_key
 from kvbench.eviction.terms.rkv_slot_order import RANK
@@ -42,7 +40,7 @@ from kvbench.registry import methods
 
 @methods.register("ada-kv", aliases=("adakv",))
 @dataclass(frozen=True)
-class AdaKV(Method):
+class AdaKV(Wrapper):
     paper = "Feng et al., arXiv 2407.11550"
 
     base: str = option("snapkv", "the method that scores, with its options in brackets")
@@ -74,11 +72,6 @@ class AdaKV(Method):
             (lambda inner: inner.scope != "head" or inner.joint, "a method whose heads do not share a budget already"),
             (lambda inner: RANK in inner.columns(), "a method whose scores can be compared between heads"),
         )
-
-    @cached_property
-    def inner(self) -> Method:
-        """Return the method that the option `base` names; it computes the scores."""
-        return from_label(self.base)
 
     def score(self, view: LayerView) -> ScoreOut:
         out = ScoreOut.of(self.inner.score(view))
@@ -154,4 +147,4 @@ def _weighted(score: torch.Tensor, among: torch.Tensor, best: torch.Tensor) -> t
     return torch.where(finite, score * share.float()[..., None], float("-inf"))
 
 
-delegate(AdaKV, DECLARATIONS, PROPERTIES)  # all else is as `base` declares it
+delegate(AdaKV)  # all else is as `base` declares it

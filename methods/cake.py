@@ -227,9 +227,9 @@ class CAKE(Method):
 def _official(ideal: torch.Tensor, total: int, room: torch.Tensor) -> torch.Tensor:
     """Return integers near the `ideal` numbers of entries per layer [b, L], at most `room`, with a sum up to `total`.
 
-    Numbers are rounded down and cut to `room`. The entries that are then missing are given back evenly to layers with
-    room; the remainder of this division goes to the first of these layers. A layer that this lifts above `room` is cut
-    to `room` again. So the sum may be below `total`.
+    Numbers are rounded down and cut to `room`. Then the entries that were cut, and after them the entries that are
+    still missing, are divided evenly among the layers with room; a remainder goes to the first of these layers.
+    Finally, layers above `room` are cut to `room` again. So the sum may be below `total`.
     """
     each = torch.minimum(ideal.long(), room)
     cut = (ideal.long() - each).sum(dim=1)

@@ -22,24 +22,23 @@ too. In the paper the next layers reuse a layer's choice; kvpress and this file 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from kvbench.errors import quote
-from kvbench.eviction.api import Allocation, Method, ScoreOut, option
-from kvbench.eviction.choose import from_label
-from kvbench.eviction.delegate import DECLARATIONS, PROPERTIES, delegate, named
+from kvbench.eviction.api import Allocation, ScoreOut, option
+from kvbench.eviction.delegate import Wrapper, delegate, named
 from kvbench.eviction.options import OptionError
-from kvbench.eviction.select import kept_always, protected
+from kvbench.eviction.select import competing, order_key
 from kvbench.eviction.terms.rkv_slot_order import RANK
-from kvbench.eviction.terms.runs import by_run, in_whole_runs, run_ranks
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 from kvbench.registry import methods
 
+LAST = (1 << 63) - 1  # rank of invalid entries
+
 
 @methods.register("chunkkv")
 @dataclass(frozen=True)
-class ChunkKV(Method):
+class ChunkKV(Wrapper):
     paper = "Liu et al., arXiv 2502.00299"
 
     base: str = option("snapkv", "the method that scores, with its options in brackets")
@@ -56,23 +55,17 @@ class ChunkKV(Method):
                 f"budgets; got {quote(self.base)}.",
             )
         if isinstance(inner, ChunkKV) or RANK in inner.columns():
-            raise OptionError("base", f"must name a method that scores single entries; got {quote(self.base)}.")
-
-    @cached_property
-    def inner(self) -> Method:
-        """Return the method that the option `base` names; it computes the scores."""
-        return from_label(self.base)
+            wanted = "must name a method that gives every entry a score of its own"
+            raise OptionError("base", f"{wanted}; got {quote(self.base)}.")
 
     @property
     def uniform(self) -> bool:
         return not self.whole
 
     def score(self, view: LayerView) -> ScoreOut:
-        out = self.inner.score(view)
-        out = out if isinstance(out, ScoreOut) else ScoreOut(out)
+        out = ScoreOut.of(self.inner.score(view))
         score = torch.where(view.valid, out.score.float(), float("-inf"))
-        must = protected(kept_always(self, view), view.positions, view.seen, view.prompt_len, view.valid)
-        must = torch.zeros_like(view.valid) if must is None else must
+        must = view.valid & ~competing(self, view)
         rank = run_ranks(score, view.positions, view.valid, must, self.chunk, view.longest)
         order = by_run(score, view.positions, rank)
         place = torch.arange(order.shape[-1], device=order.device).expand_as(order)
@@ -84,4 +77,44 @@ class ChunkKV(Method):
         return allocation.stats["sizes"] if self.whole else None
 
 
-delegate(ChunkKV, DECLARATIONS, PROPERTIES)  # all else is as `base` declares it
+def run_ranks(
+    score: torch.Tensor, positions: torch.Tensor, valid: torch.Tensor, must: torch.Tensor, length: int, longest: int
+) -> torch.Tensor:
+    """Return for each entry the rank of its chunk, [b, Hk, N] int64: 0 for the best chunk, the same in all heads.
+
+    A chunk's score is the mean over its entries in all heads, without the entries that the mask `must` marks. Chunks
+    with a marked entry come before all others. Of chunks with equal scores the newer is better. Invalid entries get
+    LAST. length: tokens of a chunk; longest: a number above all positions.
+    """
+    run = (torch.where(valid, positions, 0) // length).flatten(1)  # a place without an entry has any position
+
+    def sums(x: torch.Tensor) -> torch.Tensor:  # double, so that the order of storage does not change float32 results
+        empty = torch.zeros(len(x), longest // length + 1, dtype=torch.float64, device=x.device)
+        return empty.scatter_add_(1, run, x.double().flatten(1))
+
+    free = valid & ~must
+    mean = sums(torch.where(free, score, 0.0)) / sums(free)
+    best = float("inf")
+    mean = mean.nan_to_num(-best, best, -best).masked_fill_(sums(must & valid) > 0, best)
+    number = torch.arange(mean.shape[1], device=mean.device).expand_as(mean)
+    rank = order_key(mean.float(), number).argsort(dim=-1, descending=True).argsort(dim=-1)
+    return rank.gather(-1, run).view_as(positions).masked_fill(~valid, LAST)
+
+
+def by_run(score: torch.Tensor, positions: torch.Tensor, rank: torch.Tensor) -> torch.Tensor:
+    """Return the indices [b, Hk, N] of each head's entries, ordered by the rank of their chunk, then by score."""
+    order = order_key(score, positions).argsort(dim=-1, descending=True)
+    return order.gather(-1, rank.gather(-1, order).argsort(dim=-1, stable=True))
+
+
+def in_whole_runs(rank: torch.Tensor, budget: int) -> torch.Tensor:
+    """Return how many entries each head keeps, [b, Hk], if it keeps as many of its best chunks as fit into `budget`.
+
+    0 if not even the best chunk fits. rank: the rank of each entry's chunk, [b, Hk, N], in ascending order.
+    """
+    count = torch.arange(1, rank.shape[-1] + 1, device=rank.device)
+    ends = torch.cat([rank.diff(dim=-1) > 0, torch.ones_like(rank[..., :1], dtype=torch.bool)], dim=-1)
+    return torch.where(ends & (rank < LAST) & (count <= budget), count, 0).amax(dim=-1)
+
+
+delegate(ChunkKV)  # all else is as `base` declares it

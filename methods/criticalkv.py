@@ -33,7 +33,7 @@ from functools import cached_property
 
 from kvbench.eviction.api import Column, Method, Needs, ScoreOut, option
 from kvbench.eviction.choose import from_label
-from kvbench.eviction.delegate import DECLARATIONS, PROPERTIES, check_base, delegate
+from kvbench.eviction.delegate import check_base, delegate
 from kvbench.eviction.new_tokens import NewTokens
 from kvbench.eviction.select import allocation_of, competing, keep_mask
 from kvbench.eviction.terms.rkv_slot_order import RANK
@@ -64,7 +64,10 @@ class CriticalKV(Method):
                 lambda inner: inner.scope != "head" or inner.joint,
                 "a method that sets each head's budget within its layer",
             ),
-            (lambda inner: not {VALUE_NORM, RANK}.isdisjoint(inner.columns()), "a method that scores every entry"),
+            (
+                lambda inner: not {VALUE_NORM, RANK}.isdisjoint(inner.columns()),
+                "a method other than criticalkv that scores every entry",
+            ),
         )
 
     @cached_property
@@ -107,5 +110,4 @@ class CriticalKV(Method):
 
 
 # All else is as `base` declares it.
-delegate(CriticalKV, tuple({*DECLARATIONS, "quotas", "selector"} - {"needs", "columns", "on_tokens"}), ())
-delegate(CriticalKV, (), tuple({*PROPERTIES, "scope", "joint", "uniform"} - {"reads_tokens"}))
+delegate(CriticalKV, "quotas", "selector", "scope", "joint", "uniform")

@@ -34,7 +34,6 @@ from typing import Literal
 from kvbench.eviction.api import Column, Method, Needs, Once, Protect, Trigger, option
 from kvbench.eviction.new_tokens import NewTokens
 from kvbench.eviction.terms.ranks import count_before, ranks
-from kvbench.eviction.terms.rows import pooled_rows
 from kvbench.eviction.terms.value_norm import VALUE_NORM, projected_norms, shares
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
@@ -96,7 +95,7 @@ class DefensiveKV(Method):
         view = view.last_queries(self.window)  # a combined method may need more queries
         older = view.older(self.window)
         paid = torch.where(older[:, :, None, None], view.attend(reduce_g=None, reduce_q=None), 0.0)  # [b, Hk, g, w, N]
-        worst = pooled_rows(view, paid.flatten(2, 3), self.kernel, older).amax(dim=2)
+        worst = _pooled(view, paid.flatten(2, 3), self.kernel, older).amax(dim=2)
         worst = worst.maximum(worst.sum(dim=-1, keepdim=True) / older.sum(dim=-1, keepdim=True).clamp(min=1))
         norms = torch.where(older, view.columns[VALUE_NORM.name], 0.0)
         score = worst * (shares(norms, dim=-1) if self.norm == "tokens" else norms)
@@ -124,3 +123,16 @@ class DefensiveKV(Method):
             return 1 - paid.sum(dim=-1).mean(dim=(1, 2, 3))[:, None, None]
         newest = ~view.older(2 * self.window)  # of the entries before the window
         return 0.0 if self.bias == "off" else (paid * newest[:, :, None, None]).sum(-1).mean((1, 2, 3))[:, None, None]
+
+
+def _pooled(view: LayerView, rows: torch.Tensor, kernel: int, among: torch.Tensor) -> torch.Tensor:
+    """Return the attention `rows` [b, Hk, r, N] of r queries, average-pooled along the text and rescaled: each query's
+    sum over the entries in `among` is unchanged.
+
+    among: [b, Hk, N] bool, the entries that are pooled; the result is 0 at all others.
+    """
+    count = rows.shape[2]
+    order, inside = (x.repeat_interleave(count, dim=1) for x in (view.text_order(), among))
+    pooled = view.pool(rows.flatten(1, 2), "avg", kernel, inside, order).masked_fill_(~inside, 0.0).view_as(rows)
+    whole = rows.masked_fill(~among[:, :, None], 0.0).sum(dim=-1, keepdim=True)
+    return pooled * (whole / pooled.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny))

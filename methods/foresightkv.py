@@ -11,14 +11,14 @@ The newest entries always stay: those of the L tokens since the last eviction, b
 `recent` sets another number. In the paper L is 256, in its evaluation code 128, at a budget of 1024 or more; there L
 never exceeds the quarter.
 
-To drop n of the others, the 2 n entries with the largest phi become candidates (`pool=2`). Of these, n are drawn
+To drop n of the other entries, the 2 n with the largest phi become candidates (`pool=2`). Of these, n are drawn
 without replacement with probabilities softmax(phi). In the paper this is better than to drop the n largest
 (`sampling=false`) or to draw from all entries. The draw is a hash of sample, eviction, layer, head and position.
 
 The released evaluation overwrites the decayed sum of attention with the plain sum; `compat=reference` reproduces this.
-The released code has a layer norm that it never applies, and fails if fewer than 2 n entries compete; here all of these
-are then candidates. `kvbench train foresightkv` and `foresightkv-grpo`, its second stage, train scorers;
-`kvbench weights import` imports published ones.
+The released code has a layer norm that it never applies, and fails if fewer than 2 n entries compete; here all
+competing entries are then candidates. `kvbench train foresightkv` and `foresightkv-grpo`, its second stage, train
+scorers; `kvbench weights import` imports published ones.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ Defaults: threshold -4 and recent 128 as in the released example. `kvbench train
 with the scores of `kvzip` as targets; `kvbench weights import` imports published ones (nvidia/KVzap-...).
 
 Traps of kvpress: while decoding it evicts only with `decoding=True`; it masks entries and frees no memory; its top-k
-form protects no window (`recent=0 level=head`). No form protects sinks. With a threshold every head keeps at least one
-entry here.
+form protects no window (`recent=0 level=head`); none of its forms protects sinks. With a threshold, every head keeps at
+least one entry here.
 """
 
 from __future__ import annotations

@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvbench.eviction.api import Every, Method, Needs, Protect, Trigger, option
-from kvbench.eviction.terms.lag import unevenness
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 from kvbench.registry import methods
@@ -91,7 +90,8 @@ class LagKV(Method):
         if len(whole) < 2 * self.lag:
             return torch.full_like(order, float("inf"), dtype=torch.float32)
         places = order.gather(-1, (first + whole).clamp(max=len(slot) - 1))  # of the entries of all partitions
-        score = unevenness(view.keys, places, self.lag) + self.value_weight * unevenness(view.values, places, self.lag)
+        score = _unevenness(view.keys, places, self.lag)
+        score = score + self.value_weight * _unevenness(view.values, places, self.lag)
         if not (self.cross and self.takes_budget):
             score = score.argsort(dim=-1, stable=True).argsort(dim=-1) / self.lag
         row = score.flatten(2).gather(-1, (slot - first).clamp(0, len(whole) - self.lag - 1))
@@ -104,3 +104,18 @@ class LagKV(Method):
             return torch.full_like(held, self.sinks if self.replaced is None else self.replaced.sinks)
         before = (view.seen[:, None, None] - held) // max(1, self._dropped)  # partitions that were scored before
         return self.sinks + before * (self.lag - self._dropped)
+
+
+def _unevenness(x: torch.Tensor, index: torch.Tensor, lag: int) -> torch.Tensor:
+    """Return the score of each entry of all partitions but the last, [b, Hk, P - 1, lag] float32.
+
+    Each channel is scaled so that its minimum and maximum in the next partition become 0 and 1; a channel that is
+    constant in the next partition becomes 0. An entry's score is the standard deviation over its channels, put through
+    a softmax over the entries of its partition. No partition follows the last one, so the last one gets no scores.
+
+    x: keys or values [b, Hk, N, d]; index: [b, Hk, P lag], the indices of the entries of P partitions, `lag` entries
+    each.
+    """
+    parts = x.gather(2, index[..., None].expand(-1, -1, -1, x.shape[-1])).float().unflatten(2, (-1, lag))
+    low, high = parts[:, :, 1:].amin(dim=3, keepdim=True), parts[:, :, 1:].amax(dim=3, keepdim=True)
+    return (parts[:, :, :-1] - low).div_(high - low).masked_fill_(high == low, 0.0).std(dim=-1).softmax(dim=-1)

@@ -53,8 +53,8 @@ class LAQ(Method):
         if not (inner.takes_budget and apart) or inner.weights() is not None or inner.per_query_head:
             raise OptionError(
                 "inner",
-                "must name a method that takes a budget and scores KV heads from the newest queries alone, "
-                f"without state or weights; got {quote(self.inner)}.",
+                "must name a method that takes a budget, keeps entries per KV head, reads only the newest queries, and "
+                f"needs no columns, states, probes or weights; got {quote(self.inner)}.",
             )
 
     @cached_property

@@ -4,8 +4,8 @@ Paper: Huang et al., Locret: Accelerating Long-Context LLM Inference with Retain
 
 Each layer has a retaining head (`kvbench.eviction.terms.retaining`). When a token is read, the head scores the token's
 hidden state for every KV head. No attention is computed, and a score never changes, so scores from different chunks of
-a prompt can be compared: the method is made for ``--prefill chunked``. The newest `recent` tokens always stay; the
-others with the highest scores fill the budget. Entries of the prompt are evicted; with `decode`, also those of
+a prompt can be compared: the method is made for ``--prefill chunked``. The newest `recent` tokens always stay. Of the
+others, those with the highest scores fill the budget. Entries of the prompt are evicted; with `decode`, also those of
 generated tokens.
 
 Defaults: recent 100, as in the release. `kvbench train locret` trains heads for a model.

@@ -10,8 +10,8 @@ entries:
     mistral  softmax over the older keys for each query head, then the group's maximum, as in the Mistral file
 
 `fuse` sums the votes or takes their maximum. kvbench computes the votes at an eviction, over the older keys that are
-left. The released code stores each voter's logits when it is generated; these logits give the same votes, because all
-keys that are left were in the cache then.
+left. The released code stores a voter's logits when the voter is generated. These logits give the same votes, because
+all keys that are left were in the cache then.
 
 Defaults: window 32, fuse sum; the paper's tasks use windows of 30 to 200, both values of `fuse`, and an eviction at
 every step (interval 1). The released code keeps one entry more than its capacity; kvbench's budget counts every entry.

@@ -17,8 +17,8 @@ prompt's queries vote, here the newest 32.
 
 Traps: the released code has no budget, only the shares r_l. It applies them while the prompt is read, so upper layers
 never see a token that a lower layer drops; here they see the whole prompt. Its schedule `linear` is overwritten by the
-constant `decay`. Prompts below 64 tokens stay whole. Of every 16 generated tokens it drops only a share, so the cache
-grows; here all generated tokens stay.
+constant `decay`. It evicts nothing from prompts below 64 tokens. Of every 16 generated tokens it drops only a share, so
+the cache grows; here all generated tokens stay.
 """
 
 from __future__ import annotations

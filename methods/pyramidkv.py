@@ -16,8 +16,8 @@ rounding:
     kvpress   base = C, and a layer's share includes the window. Each share is rounded by itself, and an excess is
               subtracted evenly.
 
-Every layer keeps C entries, window included, if the prompt is shorter than 2 base, as in the released code. With
-`rounding=kvpress`, the condition is instead: `least` < window, or `most` < `least`.
+As in the released code, every layer keeps C entries, window included, if the prompt is shorter than 2 base. With
+`rounding=kvpress`, every layer does so instead if `least` < window, or `most` < `least`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ recent key j that is similar to it (cosine > threshold), if there is one: in j's
 Defaults: window 8, kernel 7, threshold 0.5, lam 0.1 as in the README (the released class and script have 0.07).
 
 In the paper similarities below the threshold count as 0. In the released code and here they count in full, and a key
-spares one at most. `compat=reference` reproduces the rest of the code:
+spares at most one other key. `compat=reference` reproduces the rest of the code:
 
 - The cache stays in score order, so pooling and "most recent" go by rank.
 - A key without a similar key spares the first entry of the cache.

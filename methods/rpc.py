@@ -74,9 +74,7 @@ class RPC(Method):
     def takes_budget(self) -> bool:
         return self.form == "fixed"
 
-    @property
-    def decode_bounded(self) -> bool:
-        return self.form == "fixed"
+    decode_bounded = takes_budget
 
     def score(self, view: LayerView) -> torch.Tensor:
         older, prompt = view.older(self.R), view.positions < view.prompt_len[:, None, None]

@@ -32,21 +32,96 @@ Traps of the released code:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 from kvbench.errors import quote
-from kvbench.eviction.api import Method, Once, option
+from kvbench.eviction.api import Every, Method, Needs, Once, Protect, ScoreOut, Trigger, option
 from kvbench.eviction.choose import from_label
 from kvbench.eviction.combined import Combined
-from kvbench.eviction.delegate import DECLARATIONS, PROPERTIES, delegate, named
+from kvbench.eviction.delegate import delegate, named
 from kvbench.eviction.options import OptionError
 from kvbench.eviction.protection import parse_protection
-from kvbench.eviction.terms.two_parts import AnswerPart, PromptPart
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 from kvbench.registry import methods
+
+ROUNDING = 1e-9  # largest error of a quotient that should be a whole number
+
+
+def _fits(prompt_len: int, recent: int, budget: int) -> bool:
+    """Return whether the budget has room for the whole prompt and `recent` + 1 tokens of the answer."""
+    return prompt_len + recent < budget
+
+
+@dataclass(frozen=True)
+class PromptPart(Method):
+    """The part of `scope` that evicts the prompt: method `inner` keeps int(share x budget) entries per head on average.
+
+    A prompt stays whole if the budget has room for it and for `recent` + 1 tokens of the answer.
+    """
+
+    inner: Method
+    share: float
+    recent: int
+
+    def score(self, view: LayerView) -> torch.Tensor | ScoreOut:
+        return self.inner.score(view)
+
+    def allowed(self, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
+        assert budget is not None, "a base takes a budget"
+        return budget if _fits(prompt_len, self.recent, budget) else int(self.share * budget)
+
+    def min_budget(self) -> int:
+        least = math.ceil(self.inner.min_budget() / self.share - ROUNDING)
+        return least + (int(self.share * least) < self.inner.min_budget())
+
+
+delegate(PromptPart, "keeps_always", "selector", "settled", "joint")
+
+
+@dataclass(frozen=True)
+class AnswerPart(Method):
+    """The part of `scope` that evicts the answer.
+
+    It keeps the newest `recent` tokens and the answer's entries to which the newest query attends most. If evicting the
+    answer's other entries is not enough, entries of the prompt are evicted too, the least attended first.
+
+    The answer may have as many entries as the prompt leaves free in the budget. If the prompt was evicted and `form` is
+    not slide, a second limit holds too: `recent` entries plus one per `delta` generated tokens. share: the prompt's
+    share of the budget, see `PromptPart`.
+    """
+
+    share: float
+    recent: int
+    delta: int
+    form: str
+
+    def score(self, view: LayerView) -> torch.Tensor:
+        prompt = view.positions < view.prompt_len[:, None, None]
+        paid = view.last_queries(1).attend()
+        return torch.where(prompt, paid + 2, paid)  # attention is at most 1
+
+    def needs(self) -> Needs:
+        return Needs(queries="last", keys=False)
+
+    def protect(self, budget: int) -> Protect:
+        return Protect(recent=self.recent)
+
+    def trigger(self, interval: int) -> Trigger:
+        return Every(self.delta if self.form == "discontinuous" else interval)
+
+    def allowed(self, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
+        assert budget is not None, "the method takes a budget"
+        if self.form == "slide" or _fits(prompt_len, self.recent, budget):
+            return budget
+        return min(budget, int(self.share * budget) + self.recent + (seen - prompt_len) // self.delta)
+
+    def min_budget(self) -> int:
+        least = math.ceil((self.recent + 1) / (1 - self.share) - ROUNDING)
+        return least + (least - int(self.share * least) <= self.recent)
 
 
 @methods.register("scope")
@@ -79,16 +154,14 @@ class Scope(Method):
     @cached_property
     def inner(self) -> Combined:
         """The combination of two methods: `PromptPart` evicts the prompt, `AnswerPart` the answer."""
-        jumps, grows = self.form == "discontinuous", self.form != "slide"
         base, recent, replaced = from_label(self.base), self.recent, parse_protection(self.protection)
         if replaced is not None:
             base, recent = replace(base, protection=self.protection), max(recent, replaced.recent)
-        every = self.delta if jumps else None
-        answer = AnswerPart(self.share, recent, self.delta, grows, every, protection=self.protection)
+        answer = AnswerPart(self.share, recent, self.delta, self.form, protection=self.protection)
         return Combined(("base", "answer"), PromptPart(base, self.share, recent), answer)
 
     def score(self, view: LayerView) -> torch.Tensor:
         return self.inner.score(view)
 
 
-delegate(Scope, (*DECLARATIONS, "during"), (*PROPERTIES, "uniform", "layerwise"))
+delegate(Scope, "during", "uniform", "layerwise")

@@ -8,12 +8,10 @@ alone. The engine keeps a column with the number of each entry's image.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from kvbench.errors import quote
-from kvbench.eviction.api import Column, Method, Protect, ScoreOut, option
-from kvbench.eviction.choose import from_label
-from kvbench.eviction.delegate import DECLARATIONS, PROPERTIES, delegate, named
+from kvbench.eviction.api import Column, Protect, ScoreOut, option
+from kvbench.eviction.delegate import Wrapper, delegate, named
 from kvbench.eviction.modality import MODALITY
 from kvbench.eviction.options import OptionError
 from kvbench.eviction.terms.rkv_slot_order import RANK
@@ -24,7 +22,7 @@ from kvbench.registry import methods
 
 @methods.register("text-first")
 @dataclass(frozen=True)
-class TextFirst(Method):
+class TextFirst(Wrapper):
     base: str = option("gkv", "the method that scores, with its options in brackets")
 
     def __post_init__(self) -> None:
@@ -37,11 +35,6 @@ class TextFirst(Method):
         if RANK in inner.columns():  # such a method scores only the entries that it keeps
             raise OptionError("base", f"must name a method that scores every entry; got {quote(self.base)}.")
 
-    @cached_property
-    def inner(self) -> Method:
-        """Return the method that the option `base` names."""
-        return from_label(self.base)
-
     def score(self, view: LayerView) -> torch.Tensor | ScoreOut:
         return self.inner.score(view)
 
@@ -52,5 +45,4 @@ class TextFirst(Method):
         return replace(super().keeps_always(budget), text=True)
 
 
-delegate(TextFirst, tuple(n for n in (*DECLARATIONS, "quotas", "selector", "settled") if n != "columns"), PROPERTIES)
-delegate(TextFirst, (), ("scope", "joint", "uniform"))
+delegate(TextFirst, "quotas", "selector", "settled", "scope", "joint", "uniform")

@@ -16,7 +16,7 @@ query head are standardised over the scored entries (`normalize`). `level` says 
     all         largest over all heads of all layers: one set of tokens for the whole model
 
 The tokens of the prompt stay and are not scored, as long as the budget has room for another entry. Otherwise they
-compete; with prompt=score they always do. q and E|q_f| are a table (`mean`, `modulus`) that
+compete; with prompt=score they always compete. q and E|q_f| are a table (`mean`, `modulus`) that
 `kvbench train triattention` estimates. Defaults: those of the released runners; their budget is 2,048, their interval
 128.
 
@@ -27,14 +27,13 @@ token. It evicts at C + interval entries (C: the budget), and adds noise of 1e-6
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from kvbench.eviction.api import Method, Needs, ScoreOut, option
 from kvbench.eviction.learned import LearnedWeights
 from kvbench.eviction.select import competing
-from kvbench.eviction.terms.layers import best_of_heads, mean_of_layers
 from kvbench.eviction.terms.series import series, standardised, table_misfit, table_shapes
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
@@ -91,5 +90,35 @@ class TriAttention(Method):
         return torch.where(stays, float("inf"), scores.mean(dim=2) if mean else scores.amax(dim=2))
 
     def settled(self, views: Sequence[LayerView], outs: list[ScoreOut]) -> list[ScoreOut]:
-        merge = mean_of_layers if self.level == "head" else best_of_heads
+        merge = _mean_of_layers if self.level == "head" else _best_of_heads
         return [ScoreOut(score) for score in merge(views, [out.score for out in outs])]
+
+
+def _mean_of_layers(views: Sequence[LayerView], scores: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return one tensor [b, Hk, N] per layer: for each entry of head h, the mean score of its token in head h.
+
+    The mean is over those layers whose head h still holds the token. All layers must have the same number of heads.
+    """
+    total = views[0].keys.new_zeros(*views[0].positions.shape[:2], _end(views) + 1, dtype=torch.float64)
+    count = torch.zeros_like(total)
+    for at, score in zip(_places(views), scores):
+        total.scatter_add_(-1, at, score.double())
+        count.scatter_add_(-1, at, torch.ones_like(at, dtype=torch.float64))
+    return [(total.gather(-1, at) / count.gather(-1, at)).float() for at in _places(views)]
+
+
+def _best_of_heads(views: Sequence[LayerView], scores: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return one tensor [b, Hk, N] per layer: for each entry, the best score of its token in any head of any layer."""
+    best = scores[0].new_full((len(scores[0]), _end(views) + 1), float("-inf"))
+    for at, score in zip(_places(views), scores):
+        best.scatter_reduce_(-1, at.flatten(1), score.flatten(1), "amax")
+    return [best.gather(-1, at.flatten(1)).view_as(at) for at in _places(views)]
+
+
+def _places(views: Sequence[LayerView]) -> Iterator[torch.Tensor]:
+    """Yield the positions of each layer's entries [b, Hk, N]; invalid entries get a number above all positions."""
+    yield from (torch.where(view.valid, view.positions, _end(views)) for view in views)
+
+
+def _end(views: Sequence[LayerView]) -> int:
+    return max(view.longest for view in views)

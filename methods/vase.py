@@ -4,7 +4,7 @@ Paper: VaSE, arXiv 2606.03928.
 
 The newest `window` tokens and the first `sinks` always stay. Of the other entries these stay:
 
-    large   those with the largest range max_d v_jd - min_d v_jd; the option `large` counts them and the sinks
+    large   those with the largest range max_d v_jd - min_d v_jd; the option `large` is their number plus the sinks
     drawn   as many as the budget still has room for, drawn without replacement with probabilities proportional to a_j
 
 a_j is the attention that the newest `window` queries pay to entry j: softmax over all older entries, mean over queries
@@ -15,7 +15,7 @@ paper's ablation range_attn.
 Defaults as in the released scripts: window 64, a quarter of the budget for large values (class: 200 entries), pooling
 of 5. In the released code the window is also the interval between evictions, and the budget must be a multiple of it.
 The released code does not sort its entries, so from the second eviction on it pools over neighbours in rank
-(`compat=reference`). It refuses models with one query head per KV head; here these work.
+(`compat=reference`). It refuses models with one query head per KV head; kvbench accepts them.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ class VaSE(Method):
         return ScoreOut(-place, self._slots(view, place, older))
 
     def _chance(self, view: LayerView, older: torch.Tensor) -> torch.Tensor:
-        """Return the older entries' attention a_j, [b, Hk, N]; with `draw`, divided by random numbers e_j.
+        """Return the older entries' attention a_j, [b, Hk, N]; with `draw`, a_j divided by random numbers e_j.
 
-        The division makes the choice of the entries with the largest numbers a random draw.
+        Taking the entries with the largest a_j / e_j is then a random draw, with probabilities proportional to a_j.
         """
         order = slot_order(view) if self.columns() else view.text_order()
         paid = view.last_queries(self.window).attend(domain="outside_window")

@@ -1,8 +1,8 @@
 """`chain`: the prompt holds a plan, and the answer needs each line of the plan exactly once: a test of foresight.
 
-Variants: chain-4 (default), chain-8. Past attention does not show which line comes next. So a comparison on this task
-alone is unfair to methods that rank by past attention. The headline score is the share of the plan's steps that the
-answer gets right before its first error; the other score is exact match.
+The headline score is the share of the plan's steps that the answer gets right before its first error; the other score
+is 1 if the boxed result is right. A comparison on this task alone is unfair to methods that rank by past attention
+(`kvbench.taskkit.synthetic.chain`).
 """
 
 from __future__ import annotations

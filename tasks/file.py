@@ -1,20 +1,8 @@
 """`file`: your own questions from a JSON-lines file, `kvbench run --task-file questions.jsonl`.
 
-One object per line. Fields:
-    question (or problem)  text, required
-    answer                 text or a number, required
-    id                     text or a number, default "line-N"; must be unique
-    context                text put before the question; a query-agnostic run evicts right after it
-    system, answer_prefix  texts for the chat template: the system message, and the start of the answer
-    images                 list of names of PNG, JPEG or WebP files, relative to the folder of this file; a U+FFFC in a
-                           text marks the place of an image; without marks, all images come before the context
-    category, cluster_id   texts: a group for reports, and a source that questions share (default: no shared source)
-Other fields are ignored; a warning names those that seem to hold a picture, a video or sound. The prompt asks for the
-answer in a LaTeX box (style `default`) or is the question alone (style `plain`).
-
-If the reference answer is a number or LaTeX (`is_mathematics`), math-verify compares it with the model's answer. Any
-other reference is compared as text with the content of the model's box. Without a box, it is compared with the whole
-text after the thinking block. Case, additional blanks, and quotes and points at the ends do not matter.
+One object per line; docs/tasks.md lists the fields. If the reference answer is a number or LaTeX (`is_mathematics`),
+math-verify compares it with the model's answer. Any other reference is compared as text (`fold`) with the content of
+the model's box. Without a box, it is compared with the whole text after the thinking block.
 """
 
 from __future__ import annotations
@@ -39,7 +27,8 @@ from kvbench.taskkit.rows import reasoning
 
 SHOWN = 5  # how many of a file's problems the error message lists
 MEDIA = re.compile(r"(?<![a-z])(images?|img|pictures?|photos?|videos?|audios?)(?![a-z])", re.I)  # in names of fields
-TEXT_FIELDS = ("context", "system", "answer_prefix", "category", "cluster_id")
+# The fields that may hold text, as `_wrong` checks them: name, whether numbers are allowed, whether it is required.
+_TEXTS = tuple((field, False, False) for field in ("context", "system", "answer_prefix", "category", "cluster_id"))
 
 
 @tasks.register("file")
@@ -176,9 +165,6 @@ def _wrong(item: Mapping[str, Any]) -> Iterator[str]:
             yield f"{quote(field)} is empty{named}."
         elif isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
             yield f"{quote(field)} holds an invalid character (a lone surrogate){named}."
-
-
-_TEXTS = tuple((field, False, False) for field in TEXT_FIELDS)
 
 
 def _doc(identity: str, item: Mapping[str, Any], style: str, folder: Path) -> Doc:

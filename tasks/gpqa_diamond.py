@@ -1,12 +1,8 @@
 """GPQA diamond (Rein et al. 2023): 198 graduate-level questions with four options. CC-BY-4.0, gated, never bundled.
 
-Every question is asked under eight orders of its options, so that a model's preference for a position averages out. A
-document is a question under one order, sampled once; standard errors are over questions (clusters by `Record ID`).
-All documents of one order precede those of the next: ``--limit 198`` asks each question once, ``--limit 396`` twice.
-``--samples k`` draws k samples per order.
-
-Order `i` of a question is ``Random(f"gpqa-{SEED}-{record id}-{i}").shuffle`` of (right, wrong 1, wrong 2, wrong 3).
-Every method and every run with the same prompt style therefore sees the same prompts.
+A document is a question with its options in one of eight random orders, and gets one sample. Over the eight documents
+of a question, a model's preference for a position averages out; standard errors are over questions (clusters by
+`Record ID`). All documents of one order precede those of the next: ``--limit 198`` asks each question once.
 """
 
 from __future__ import annotations

@@ -1,18 +1,10 @@
 """LiveCodeBench code generation (Jain et al. 2024, arXiv:2403.07974), the lite set: programs for contest problems.
 
-    livecodebench                   all 1055 problems (release_v6)
-    livecodebench/release_v3        612 problems, files 1 to 3
-    livecodebench/v5                167 problems, file 5
-    livecodebench/v4_v5             268 problems, files 4 and 5
-
 `score` is the verdict that LiveCodeBench's own checker would give, bugs included, for comparison with published
 numbers. `passed_native` is the verdict when the program runs as an ordinary process. Only a program after the thinking
-block counts, so an answer that never ends its thinking block has no program. The additional score `official` also
-accepts drafts in the thinking block, as LiveCodeBench does. Problems in LiveCodeBench's errata count too; the
-additional score `errata` marks them.
-
-kvbench reads the data set's raw files from the hub, and does not run the data set's loading script. Programs run in
-`kvbench.scoring.sandbox` only.
+block counts; the additional score `official` also accepts drafts in the block, as LiveCodeBench does. kvbench reads the
+data set's raw files and does not run the data set's loading script. Programs run in `kvbench.scoring.sandbox` only.
+docs/tasks.md describes variants, prompts and columns.
 """
 
 from __future__ import annotations
@@ -100,7 +92,7 @@ class LiveCodeBench(Task):
         return PATIENCE
 
     def score(self, doc: Doc, output: Output) -> Score:
-        """Run the answer's program on the tests of its problem; each verdict stops at the first test that fails.
+        """Run the answer's program on the problem's tests, for each of the two verdicts up to the first failed test.
 
         If the sandbox or the tests cannot be used, the score has no value.
         """

@@ -1,17 +1,11 @@
 """LongBench (Bai et al. 2023, arXiv:2308.14508): 21 sets of questions on long texts, English, Chinese and code.
 
-    longbench                  all sets, with the averages that papers print
-    longbench/hotpotqa         one set
-
-Official prompts and answer lengths, bundled (MIT). The six few-shot and code sets use no chat template. A prompt that
-is too long for the model loses its middle, as in the official script. `kvbench.scoring.longbench` scores the answers.
-Rows come from the official archive, because contexts in other copies already include the instructions.
+Official prompts and answer lengths, bundled (MIT); `kvbench.scoring.longbench` scores the answers. Rows come from the
+official archive, because contexts in other copies already include the instructions.
 """
 
 from __future__ import annotations
 
-import functools
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -19,7 +13,7 @@ from typing import Any, ClassVar
 from kvbench.registry import tasks
 from kvbench.scoring.longbench import require, score_row
 from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
-from kvbench.taskkit.context_template import bundled, parts, text_id
+from kvbench.taskkit.context_template import bundled_json, parts, text_id
 from kvbench.taskkit.rows import answer, documents
 
 HUB, REVISION = "THUDM/LongBench", "5e628be450b7e67fb7ae6e201bd6d8f7056f7672"
@@ -106,7 +100,7 @@ class LongBench(Task):
     def gen(self, model_type: str) -> GenSpec:
         samsum = self.variant == "samsum"  # models would continue with further dialogues after a line end
         return GenSpec(
-            max_new_tokens=_bundled("dataset2maxlen.json")[self.variant],
+            max_new_tokens=bundled_json("longbench/dataset2maxlen.json")[self.variant],
             stop_tokens=("\n",) if samsum else (),
             min_new_tokens=1 if samsum else 0,
             truncate="middle",
@@ -129,7 +123,7 @@ class LongBench(Task):
         return SETS[self.variant].category
 
     def doc(self, row: Mapping[str, Any]) -> Doc:
-        context, question = parts(_bundled("dataset2prompt.json")[self.variant], "{context}")
+        context, question = parts(bundled_json("longbench/dataset2prompt.json")[self.variant], "{context}")
         texts = {"context": row["context"], "input": row["input"]}
         return Doc(
             doc_id=str(row["_id"]),
@@ -138,9 +132,3 @@ class LongBench(Task):
             meta={"category": self.category(row), "all_classes": row["all_classes"], "length": row["length"]},
             cluster_id=text_id(row["context"]),
         )
-
-
-@functools.cache
-def _bundled(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(bundled(f"longbench/{name}"))
-    return found

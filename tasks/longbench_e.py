@@ -1,7 +1,7 @@
 """LongBench-E (Bai et al. 2023): 13 sets of LongBench, each with short, medium and long texts.
 
-Prompts, answer lengths and scores are the same as in `longbench`. The category is the text's length in words, from the
-data's column `length`: below 4000, below 8000, or more. `kvbench report --by category` prints the paper's table.
+Prompts, answer lengths and scores are those of `longbench`. The category is the text's length in words, from the data's
+column `length`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,7 @@
 """LongBench v2 (Bai et al. 2024, arXiv:2412.15204): 503 questions with four options on texts of 8K to 2M words.
 
-    longbench_v2          the official prompt, answered directly
-    longbench_v2/cot      "Let's think step by step", then a second turn asks for the letter
-
-Official prompts, bundled (MIT). A model whose context is shorter than the official limit of 120,000 tokens gets only
-the 180 questions of length "short". Prompts that are too long lose their middle, as in the official script.
-
-The second turn of `cot` continues the conversation, so the model answers from the evicted cache. The official script
-starts a new prompt without the text; such a prompt would not test the evicted cache.
+Official prompts, bundled (MIT). The second turn of the variant `cot` continues the conversation, so the model answers
+from the evicted cache. The official script starts a new prompt without the text, which would not test the cache.
 """
 
 from __future__ import annotations

@@ -1,24 +1,11 @@
 """LongGenBench (Wu et al. 2024, arXiv:2409.02076): write a text of many numbered entries (a diary, a menu, or the
 plan of a tower or a city); given events must stand in given entries.
 
-    longgenbench         52 or 100 entries of about 200 words, up to 16,000 tokens
-    longgenbench/long    300 to 365 entries of about 100 words, up to 32,000 tokens
-
-Prompts are raw text, as in the released script: they end with the head of the first entry, which the model continues
-(temperature 0.95, top-p 0.95, until "*** finished"). An event is asked for once, in a range of entries, or
-periodically. A judge says for each event whether the event's entry mentions it (`kvbench.scoring.longgenbench`).
-
-    once, range, periodic  share of the events of this kind that stand in their wanted entry; an event whose entry was
-                           not written counts as missing
-    score                  mean over the kinds that a question has (the paper's STIC-2, for one question)
-    once_written, ...      the same shares among the events whose entry was written, as in the released script
-    completion             share of entries that were written; it needs no judge
-
-The category is the noun of the entries, such as "Week".
-
-The released script pools events over all questions before it takes shares, so its numbers differ a little from these
-means. Rows, columns and counts were read in the files of the GitHub repository at the pinned commit; the download from
-`Manifest.url` was not tried. The repository names no licence; the data set's card on the hub names CC BY-ND 4.0.
+Prompts are raw text, as in the released script: they end with the head of the first entry, which the model continues.
+There are three kinds of events: asked for once, in a range of entries, or periodically. A judge says for each event
+whether the event's entry mentions it (`kvbench.scoring.longgenbench`); an event whose entry was not written counts as
+missing. The score is the share of events found, as a mean over the kinds (the paper's STIC-2, for one question).
+docs/tasks.md has all columns, and what differs.
 """
 
 from __future__ import annotations

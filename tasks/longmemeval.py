@@ -1,13 +1,8 @@
 """LongMemEval (Wu et al. 2024, arXiv:2410.10813): 500 questions on a user's earlier chats, marked by a judge.
 
-    longmemeval            all chats of LongMemEval-S, about 115K tokens
-    longmemeval/oracle     only the chats that hold the answer
-
-The chats stand in one prompt, by date, as JSON: the released long-context set-up. The style `default` asks to extract
-the relevant facts first and then to reason (up to 800 tokens), which the authors recommend; `direct` asks for the
-answer alone (up to 500 tokens). Thirty questions have no answer in the chats: a model should say so. A judge marks
-every answer with yes or no by the released prompt for the type of question. All prompts are bundled (MIT). The data are
-the version of September 2025 (longmemeval-cleaned).
+The chats stand in one prompt, by date, as JSON: the released long-context set-up. A judge marks every answer with yes
+or no by the released prompt for the type of question. All prompts are bundled (MIT). The data are the version of
+September 2025 (longmemeval-cleaned).
 """
 
 from __future__ import annotations
@@ -52,15 +47,11 @@ class LongMemEval(Task):
     def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
         rows = source.rows(self.name, self.manifest)[:limit]
         context, question = parts(bundled(PROMPTS[style]), "{history}")
-
-        def make(row: Mapping[str, Any]) -> Doc:
-            return _doc(row, context, question, NEW_TOKENS[style])
-
-        return documents(self, rows, make, ids="question_id")
+        return documents(self, rows, lambda row: _doc(row, context, question, NEW_TOKENS[style]), ids="question_id")
 
     def gen(self, model_type: str) -> GenSpec:
-        """Return settings for greedy decoding. A prompt that is too long loses its middle; the released script drops
-        its end."""
+        """Return settings for greedy decoding. A prompt that is too long loses its middle; in the released script, such
+        a prompt loses its end."""
         return GenSpec(max_new_tokens=NEW_TOKENS["default"], truncate="middle", reserve=RESERVE, thinking=False)
 
     def score(self, doc: Doc, output: Output) -> Score:

@@ -1,11 +1,6 @@
 """LongProc's tasks without web pages: the model writes out a long procedure (Ye et al. 2025, arXiv:2501.05414).
 
-longproc_path_traversal    a route through cities with one connection each
-longproc_tom_tracking      where an agent believes an object to be, after every step of a story
-longproc_countdown         search for three equations that turn four numbers into a target
-longproc_travel_planning   search for a trip plan under constraints (/2k, /8k; there is no 0.5k)
-
-The levels and the base class are in `kvbench.taskkit.longproc`, the scorers in `kvbench.scoring.longproc`.
+The base class is in `kvbench.taskkit.longproc`, the scorers in `kvbench.scoring.longproc`; docs/tasks.md lists levels.
 """
 
 from __future__ import annotations

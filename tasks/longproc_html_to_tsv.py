@@ -1,12 +1,7 @@
 """LongProc's html_to_tsv (Ye et al. 2025, arXiv:2501.05414): extract a table from a web page.
 
-    longproc_html_to_tsv           tables of up to 0.5K tokens; the same as longproc_html_to_tsv/0.5k
-    longproc_html_to_tsv/2k        up to 2K tokens
-    longproc_html_to_tsv/8k        up to 8K tokens
-
-The prompt is the official one, bundled (Apache-2.0). Decoding is greedy without thinking, as in HELMET, which asks 100
-random questions of each level. Score: F1 over table rows (`kvbench.scoring.html_to_tsv`). Data and
-pages come from LongProc's repository; a user's own data file can hold each page in the column `html`.
+Score: F1 over table rows (`kvbench.scoring.html_to_tsv`). Data and pages come from LongProc's repository; a user's own
+data file can hold each page in the column `html`.
 """
 
 from __future__ import annotations
@@ -71,8 +66,8 @@ class HtmlToTsv(Task):
                 return documents(self, rows, lambda row: _doc(row, next(pages)), ids="task_id", lacks="")
         except (zipfile.BadZipFile, OSError, UnicodeDecodeError) as error:
             raise SetupError(
-                f"the pages of task {quote(self.name)} in {quote(file)} cannot be read ({error}). Check its "
-                "permissions, or download it again."
+                f"the pages of task {quote(self.name)} in {quote(file)} cannot be read ({error}). Check the file's "
+                "permissions, or download the file again."
             ) from None
 
 

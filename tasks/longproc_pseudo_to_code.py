@@ -1,11 +1,7 @@
 """LongProc's pseudo_to_code (Ye et al. 2025, arXiv:2501.05414): translate pseudocode into C++, line by line.
 
-    longproc_pseudo_to_code        programs of up to 0.5K tokens
-    longproc_pseudo_to_code/2k     up to 2K tokens; there is no 8k
-
 An answer is right if its program passes the tests of its problem, at most the first ten (see
-`kvbench.scoring.longproc.cpp`). The task needs g++, which runs outside the sandbox; the programs run inside. Programs
-of one problem form one cluster.
+`kvbench.scoring.longproc.cpp`). The task needs g++, which runs outside the sandbox; the programs run inside.
 """
 
 from __future__ import annotations

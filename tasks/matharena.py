@@ -1,18 +1,9 @@
-r"""Mathematics competitions of 2025 and 2026 as MathArena publishes them (matharena.ai, CC BY-NC-SA 4.0; not bundled).
+"""Mathematics competitions of 2025 and 2026 as MathArena publishes them (matharena.ai, CC BY-NC-SA 4.0; not bundled).
 
-aime26       AIME 2026 I and II: 30 problems, integers from 0 to 999 (`answer` is a number)
-hmmt_feb25   HMMT February 2025: 30 problems, answers in LaTeX, such as "\frac{1}{576}"
-hmmt_nov25   HMMT November 2025: 30 problems, answers in LaTeX
-hmmt_feb26   HMMT February 2026: 33 problems, answers in LaTeX
-brumo25      Brown University Mathematical Olympiad 2025: 30 problems, answers in LaTeX
-apex25       MathArena Apex 2025: 12 problems of several competitions that models rarely solve; the category is `source`
-
-Columns: `problem_idx` (integer), `problem`, `answer`; `problem_type` (list of texts, which gives the category) for HMMT
-and BRUMO; `source` for Apex. Columns, split and row counts come from the data sets' pages on the hub and MathArena's
-configuration files. The pinned commits are those of other public evaluation code; they were not compared with the hub.
-
-MathArena itself asks with "Put your final answer within \boxed{}." and compares by a parser of its own; kvbench's
-prompts and scores are those of its other mathematics tasks.
+Columns: `problem_idx` (integer), `problem`, `answer` (aime26: a number; else LaTeX); `problem_type` (list of texts,
+which gives the category) for HMMT and BRUMO; `source` for Apex. Columns, split and row counts come from the data sets'
+pages on the hub and MathArena's configuration files. The pinned commits are those of other public evaluation code; they
+were not compared with the hub. Prompts and scores are those of kvbench's other mathematics tasks, not MathArena's.
 """
 
 from __future__ import annotations

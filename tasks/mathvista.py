@@ -3,8 +3,7 @@
     mathvista         kvbench's own rule extracts the answer (`kvbench.scoring.mathvista.by_rule`); no judge
     mathvista/judge   the official pipeline: a judge extracts the answer from every text that is not an answer already
 
-Both variants bring the extracted answer into the official form and compare it with the reference. So their scores
-differ by extraction alone. Published numbers come from the official pipeline. CC BY-SA 4.0, never bundled.
+CC BY-SA 4.0, never bundled.
 """
 
 from __future__ import annotations
@@ -140,7 +139,8 @@ def _doc(style: str, row: Mapping[str, Any]) -> Doc:
 def _wanted(row: Mapping[str, Any], name: str) -> Wanted:
     """Return the right answer to a question (`row`).
 
-    Raises SetupError if the row asks for no known form of answer, or if it states no answer.
+    Raises SetupError if the row states no answer, or if its columns name an unknown form of answer or contradict each
+    other (such as options for a number).
     """
     choices = tuple(map(str, row["choices"] or ()))
     precision = None if row["precision"] is None else int(row["precision"])
@@ -149,8 +149,8 @@ def _wanted(row: Mapping[str, Any], name: str) -> Wanted:
     options = {bool(choices), wanted.kind == "text", row["question_type"] == "multi_choice"}
     if not known or len(options) > 1:
         raise SetupError(
-            f"data of task 'mathvista': question {quote(name)} asks for an unknown form of answer. Correct its "
-            "'question_type', 'answer_type', 'precision' or 'choices'."
+            f"data of task 'mathvista': question {quote(name)} names an unknown form of answer, or contradicts itself. "
+            "Correct its 'question_type', 'answer_type', 'precision' or 'choices'."
         )
     return wanted
 

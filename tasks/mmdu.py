@@ -1,9 +1,7 @@
 """MMDU (Liu et al. 2024, arXiv:2406.11833): 110 dialogues of many turns about 2 to 20 pictures, rated by a judge.
 
-The turns of a dialogue are asked in order. If only the first turn brings pictures, the model answers each later turn
-from the evicted cache of the turns before. If a later turn brings pictures, each later turn is a new prompt instead.
-Pictures stand where the data mark them. The judge sees the pictures and a reference answer. CC BY-NC 4.0, never
-bundled. The judge's prompt is the released one, bundled unchanged.
+Pictures stand where the data mark them. The judge sees the pictures and a reference answer; its prompt is the released
+one, bundled unchanged. The data are CC BY-NC 4.0, never bundled.
 """
 
 from __future__ import annotations

@@ -1,20 +1,12 @@
 """MRCR (OpenAI, 2025): copy one of several replies to the same request in a long conversation.
 
-    mrcr/2needle@8k      two needles; conversation and answer together have more than 4,096 and at most 8,192 tokens
-    mrcr/8needle@*       all lengths up to 1,048,576
-    mrcr@32k             2, 4 and 8 needles at one length
+A question is a conversation: a message with an example, requests with their replies, and a last message. One request
+occurs 2, 4 or 8 times; its replies are the needles. The last message asks the model to write given random characters
+and then to copy the first, second, ... needle. Score: `kvbench.scoring.mrcr`.
 
-A row is a conversation: a message with an example, requests with their replies, and a last message. One request occurs
-2, 4 or 8 times; its replies are the needles. The last message asks the model to write given random characters and then
-to copy the first, second, ... of these replies. The chat template renders the messages as they are. The first two
-messages are both the user's, so a template that demands user and assistant in turn refuses them. Score:
-`kvbench.scoring.mrcr`. The category is the needle's place among the messages. Decoding is greedy without thinking.
-
-Data: openai/mrcr (MIT), 800 rows per number of needles, 100 per official range of lengths. Columns as public evaluation
-code reads them (not compared with the hub): `prompt` (JSON: a list of messages with `role` and `content`), `answer`,
-`random_string_to_prepend`, `n_needles`, `desired_msg_index` (of the request). kvbench pins the same commit as that
-code; the commit has the corrections of December 2025. Official ranges count the tokens of o200k_base in messages and
-answer; kvbench counts with the model's tokenizer, so some rows are in another range.
+Data: openai/mrcr (MIT), 800 questions per number of needles. docs/tasks.md lists the columns as public evaluation code
+reads them; they were not compared with the hub. `desired_msg_index` is the index of the request, not of its reply.
+kvbench pins the same commit as that code; this commit has the corrections of December 2025.
 """
 
 from __future__ import annotations
@@ -81,7 +73,8 @@ class Mrcr(Task):
 
     def notes(self) -> list[str]:
         low = self.length // 2
-        return [f"task {quote(self.name)} has {self.kept} conversations of more than {low} to {self.length} tokens."]
+        size = f"more than {low} and at most {self.length} tokens"
+        return [f"task {quote(self.name)} has {self.kept} conversations of {size}."]
 
     def _doc(self, numbered: tuple[int, Mapping[str, Any]]) -> Doc:
         number, row = numbered

@@ -1,17 +1,8 @@
 """Needle in a haystack: one sentence at eleven depths of texts from 1K to 32K tokens.
 
-    niah@8192                  a random number of seven digits among RULER's noise sentences: no download, and no text
-                               that a model may have memorised
-    niah/essay@8192            a random number of seven digits among Paul Graham's essays
-    niah/sandwich@8192         the classic sentence about San Francisco among noise sentences
-    niah/essay-sandwich@8192   the classic test: the sentence among the essays
-    niah/paraphrase@8192       a fact about a person among noise sentences, asked for in other words
-    niah/essay-paraphrase@8192 a fact about a person among the essays, asked for in other words
-
-Each depth has five needles, each in a haystack of its own (`cluster_id`) that starts at another place in the text;
---limit 110 gives ten needles per depth. Noise has five such places: from the sixth haystack on they return, with other
-needles. A significance test between methods needs six or more haystacks. Score: share of the
-needle's key words in the output. The category is the depth.
+Each depth has five needles, each in a haystack of its own (`cluster_id`) that starts at another place in the text.
+Noise has five such places: from the sixth haystack on they return, with other needles. Score: share of the needle's key
+words in the output. The category is the depth. docs/tasks.md describes the variants.
 """
 
 from __future__ import annotations

@@ -1,15 +1,8 @@
 """RULER (Hsieh et al. 2024): 13 synthetic subtasks at lengths from 4K to 128K, made with the model's own tokenizer.
 
-``ruler@8192`` names all subtasks at one length, ``ruler/vt@8192`` one subtask, ``ruler@*`` all subtasks at all lengths.
 A length includes the chat template and the answer. The prompts equal those of NVIDIA's generators (see
-`kvbench.taskkit.ruler`), 500 per subtask; --limit takes the first prompts. The answer prefix follows the assistant's
-header.
-
-Score: share of the references in the output; for the two question-answering subtasks, 1 if any reference is in it.
-
-kvbench does not use lm-eval's RULER, because the prompts of lm-eval differ from NVIDIA's. lm-eval shuffles with the
-harness's seeds, does not repeat essays, leaves no room for the answer of `fwe` and spells the prefix of `vt`
-differently. It also runs remote code of tokenizers.
+`kvbench.taskkit.ruler`). kvbench does not use lm-eval's RULER, which has other prompts (docs/tasks.md) and runs remote
+code of tokenizers.
 """
 
 from __future__ import annotations

@@ -1,19 +1,12 @@
 """SCBench (Li et al. 2024, arXiv:2412.10319): several questions in turn on one long context, in twelve sets.
 
-    scbench            all sets, with means over the paper's four groups
-    scbench/kv         one set
-
-A row is a context with its questions. Later questions continue from the evicted cache and see the model's own earlier
-answers, as in the released script with --disable_golden_context. By default, that script replaces these answers by the
-right ones. Decoding is greedy without thinking. A row's score is the mean over its turns; `turn_1`, ... hold each
-turn's score.
-Released prompts, bundled (MIT); `kvbench.scoring.scbench` has the scoring rules of the sets.
+A document is a context with its questions. Later questions continue from the evicted cache and see the model's own
+earlier answers, as in the released script with --disable_golden_context. By default, that script replaces these answers
+by the right ones. Released prompts, bundled (MIT); `kvbench.scoring.scbench` has the scoring rules of the sets.
 """
 
 from __future__ import annotations
 
-import functools
-import json
 import re
 from collections import defaultdict
 from collections.abc import Mapping
@@ -25,7 +18,7 @@ from kvbench.scoring.boxed import after_thinking
 from kvbench.scoring.scbench import repoqa, rules
 from kvbench.scoring.scbench.packages import require
 from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
-from kvbench.taskkit.context_template import bundled, text_id
+from kvbench.taskkit.context_template import bundled_json, text_id
 from kvbench.taskkit.rows import documents
 
 CONTEXT = 131072  # tokens of prompt and answers at most, as in the released scripts
@@ -100,11 +93,8 @@ class SCBench(Task):
         """Return the documents. Raises SetupError at once if a package that the set's rules need is missing."""
         require(SETS[self.variant].packages)
         needles: dict[str, list[repoqa.Needle]] = defaultdict(list)  # by repository; all rows' functions
-
-        def make(numbered: tuple[int, Mapping[str, Any]]) -> Doc:
-            return self._doc(*numbered, needles)
-
-        return documents(self, enumerate(source.rows(self.name, self.manifest)), make)[:limit]
+        rows = enumerate(source.rows(self.name, self.manifest))
+        return documents(self, rows, lambda numbered: self._doc(numbered[0], numbered[1], needles))[:limit]
 
     def gen(self, model_type: str) -> GenSpec:
         new = SETS[self.variant].new_tokens
@@ -146,10 +136,11 @@ class SCBench(Task):
         )
 
     def _turn(self, row: Mapping[str, Any], place: int, turn: Mapping[str, Any]) -> Turn:
-        template = _prompts()[self.variant]
+        template = bundled_json("scbench/prompts.json")[self.variant]
         texts = {"context": row["context"], "input": turn["input"], "question": turn["input"]}
         if self.variant == "mf":
-            texts["prefix"] = f"What is {_quantity(turn['input'])}?"
+            asked = re.findall(r"The .+ is", turn["input"])[0]  # such as "The largest number of the list is"
+            texts["prefix"] = f"What is {asked.lower().removesuffix(' is')}?"
         if self.variant == "choice_eng":
             texts |= {f"OPTION_{letter}": text for letter, text in zip("ABCD", turn["options"], strict=True)}
         if place == 0:
@@ -182,16 +173,5 @@ def _score(rule: str, text: str, turn: Mapping[str, Any]) -> float:
     return score
 
 
-def _quantity(question: str) -> str:
-    """Return the quantity that a question on a list of numbers asks for, such as "the largest number of the list"."""
-    return re.findall(r"The .+ is", question)[0].lower()[:-3]
-
-
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
-
-
-@functools.cache
-def _prompts() -> dict[str, dict[str, str]]:
-    prompts: dict[str, dict[str, str]] = json.loads(bundled("scbench/prompts.json"))
-    return prompts

@@ -1,16 +1,7 @@
 """`vneedle`: pictures of grids of numbers, and several turns. Each turn asks for the number at one place of one grid.
 
-Variants:
-    grid-4 (default)   four pictures of 4 x 4 numbers, four questions
-    grid-3             two pictures of 3 x 3 numbers, two questions
-    grid-6             six pictures of 6 x 6 numbers, six questions
-    spread-4           four turns; each turn brings a picture of 4 x 4 numbers and asks about one of the pictures so far
-
 In the grid variants the model reads all pictures in the first turn. In spread-4 every turn is a new prompt with all
 pictures so far. The text does not hold the numbers, so every answer needs the entries of one picture.
-
-The headline score is the share of right answers; the other score is 1 if all answers are right, else 0. Guessing gets
-1/90 of the answers right.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """`walk`: a short prompt with ten facts, each of which the model needs again and again during a long generation.
 
-Variants: orbit-300 (default), orbit-300f (with filler sentences: separates the strong methods), orbit-100 (short, for
-smoke tests), lines-30 (hard). The headline score is the share of right steps; the other score is exact match. Compare
-the headline score with the column `floor`, the share of the steps that come before the first eviction. Rankings on the
-built-in model need not hold for real models: the answer consists of ten symbols, which favours methods that drop
-near-duplicates.
+The headline score is the share of steps before the first error; the other score is 1 if the answer stops after the
+right number of steps. docs/tasks.md describes the variants.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The outcomes of one check of an invariant.
-
-A check raises `Broken` if the invariant does not hold, `NotApplicable` if it cannot be checked, and `Stopped` if a
-generation that it needs fails.
-"""
+"""The outcomes of one check of an invariant."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ class NotApplicable(Exception):
 
 
 class Stopped(Exception):
-    """Raised if a generation of the audit ended with an error, `error`."""
+    """Raised if a generation of the audit ended with an exception, which the attribute `error` holds."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(in_one_line(error))
@@ -47,7 +43,7 @@ class Check:
     model: str
     layout: str
     verdict: Mark
-    reason: str = ""
+    reason: str
 
 
 def in_one_line(error: BaseException) -> str:

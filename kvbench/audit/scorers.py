@@ -33,7 +33,7 @@ Values = dict[str, Any]  # by the golden's field names
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredGolden:
-    """One golden (an input with the official result), with the result of kvbench's scorer or the scorer's `error`."""
+    """One golden, with the result of kvbench's scorer or the scorer's `error`."""
 
     file: str
     id: str
@@ -44,8 +44,7 @@ class ScoredGolden:
 
     @property
     def differences(self) -> list[str]:
-        """Return the names of the values in which kvbench's scorer differs from the official result. `error` must be
-        empty."""
+        """Return the names of the values that differ from the official result. `error` must be empty."""
         return [name for name, value in self.found.items() if not _same(value, self.expected[name])]
 
     @property
@@ -54,8 +53,7 @@ class ScoredGolden:
 
 
 def read_goldens(folder: Path) -> dict[str, list[Golden]]:
-    """Return the goldens (recorded inputs with the official results) in a folder, by file name. Only files whose names
-    are in `FILES` are read.
+    """Return the goldens in a folder, by file name. Only files whose names are in `FILES` are read.
 
     Raises UserError if the folder has no such file, or if such a file cannot be read.
     """
@@ -66,8 +64,7 @@ def read_goldens(folder: Path) -> dict[str, list[Golden]]:
 
 
 def audit(goldens: Mapping[str, Sequence[Golden]]) -> Iterator[ScoredGolden]:
-    """Score the input of every golden (an input with the official result) with kvbench's scorer, and yield the golden
-    with kvbench's result or the scorer's error."""
+    """Score the input of every golden, and yield the golden with kvbench's result or the scorer's error."""
     with ScorePool() as pool:
         for name, rows in goldens.items():
             for number, row in enumerate(rows, start=1):

@@ -10,6 +10,7 @@ from kvbench.audit.invariants.checks import INVARIANTS
 from kvbench.audit.invariants.exam import SPECIAL
 from kvbench.audit.outcome import DROPPED_NOTHING, EVICTS_NOTHING, Check, Mark
 from kvbench.console import terminal
+from kvbench.errors import counted
 
 UNFOLDED = 10_000  # characters; wider than any table
 
@@ -49,17 +50,15 @@ def show(checks: Sequence[Check], models: Sequence[str]) -> None:
     for method in methods:
         if overall(check for check in checks if check.method == method) == "n/a":
             terminal.warning(f"no invariant of {terminal.clean(method)} could be checked; the lines above say why.")
-    dropped = (
-        f" No check saw an entry dropped by {', '.join(map(terminal.clean, idle(checks)))}." if idle(checks) else ""
-    )
+    names = ", ".join(map(terminal.clean, idle(checks)))
+    dropped = f" No check saw an entry dropped by {names}." if names else ""
     outcome = {
         "ok": "All invariants hold." + dropped,
         "FAIL": "Not all invariants hold.",
         "n/a": "Nothing was checked.",
     }
-    many = f"{len(methods)} methods" if len(methods) > 1 else "1 method"
     print(
-        f"{many} on {', '.join(terminal.clean(m) for m in models)}: "
+        f"{counted(len(methods), 'method')} on {', '.join(terminal.clean(m) for m in models)}: "
         f"{counts[0]} checks ok, {counts[1]} failed, {counts[2]} do not apply. " + outcome[overall(checks)]
     )
 
@@ -118,8 +117,8 @@ def _unchecked(checks: Sequence[Check]) -> list[str]:
 def _where(some: Sequence[Check], every: Sequence[Check]) -> str:
     """Return the models and layouts of the checks in `some`, as text in brackets.
 
-    every: all checks of the same method and invariant. If `some` has the checks of all models on these layouts, the
-    text names only the layouts. Returns "" if no check in `every` applies.
+    every: all checks of the same method and invariant. If `some` has all checks of `every` on the layouts that occur in
+    `some`, the text names only these layouts, without models. Returns "" if all checks in `every` are n/a.
     """
     if overall(every) == "n/a":
         return ""

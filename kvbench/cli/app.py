@@ -64,8 +64,8 @@ class _Commands(_Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        entry = COMMANDS.get(cmd_name)
-        return entry and TyperCommand(name=cmd_name, help=entry.about, rich_markup_mode="rich")
+        about = COMMANDS.get(cmd_name)
+        return about and TyperCommand(name=cmd_name, help=about, rich_markup_mode="rich")
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
@@ -176,7 +176,7 @@ def _system(error: OSError) -> SetupError:
     return SetupError(f"the operating system refuses{where}: {(error.strerror or faults.words(error)).lower()}.")
 
 
-def _usage(error: Any, given: Sequence[str] = ()) -> UserError:
+def _usage(error: Any, given: Sequence[str]) -> UserError:
     """Return a UserError in kvbench's wording for an error that typer found in the command line. given: the words of
     the command line."""
     option = getattr(error, "option_name", None)

@@ -75,8 +75,8 @@ def _figure(
 
 
 def _rates(result: Measured) -> Iterator[dict[str, Any]]:
-    """Yield the points of a system: its speed in the first of two generations ("fresh") and in the second ("warm"), if
-    they were measured. Each combination of prompt length and answer length has two panels: fresh and warm."""
+    """Yield the points of a system: its fresh and its warm speed, if they were measured. Each combination of prompt
+    length and answer length has two panels: fresh and warm."""
     lengths = f"{result.load.prompt:,} + {result.load.new_tokens:,} tokens"
     for state, speed in (("fresh", result.fresh), ("warm", result.warm)):
         if speed is not None:
@@ -85,11 +85,8 @@ def _rates(result: Measured) -> Iterator[dict[str, Any]]:
 
 
 def _stretches(result: Measured) -> Iterator[dict[str, Any]]:
-    """Yield, for each stretch of the answers (N successive tokens), a point with the time per token in the first of two
-    generations ("fresh"). Then yield the same points for the second generation ("warm").
-
-    Each load (lengths of prompt and answer, number of sequences) has two panels: fresh and warm.
-    """
+    """Yield a point with the time per token for each stretch of the answers, first fresh, then warm. Each load has two
+    panels: fresh and warm."""
     load = result.load
     name = f"{load.prompt:,} + {load.new_tokens:,} tokens, {load.sequences or 'max'} sequences"
     for state, speed in (("fresh", result.fresh), ("warm", result.warm)):

@@ -38,8 +38,8 @@ DEFAULTS = {
 
 
 def _list(name: str, member: Parser, example: str) -> Parser:
-    """Return the parser of option `name`, which takes a list with commas. member: the parser of each value. example: a
-    valid list, which the error for an empty list shows."""
+    """Return the parser of option `name`, whose value is a comma-separated list. member: the parser of each member.
+    example: a valid list, which the error for an empty list shows."""
 
     def parser(raw: object) -> tuple[Any, ...]:
         members = split(f"--{name}", raw, f"Example: --{name} {example}.")
@@ -101,22 +101,23 @@ class Asked:
 
 
 def read(typed: Mapping[str, Any]) -> Asked:
-    """Parse and check all options. typed: the values that the user typed, by option name with hyphens; None: not typed.
+    """Parse and check all options. typed: the values that the user typed, by option name; None: not typed.
 
-    Raises UserError with all problems that it found.
+    Raises UserError. One error lists all problems, except those of --preset, --scale and the numbers of tokens.
     """
     problems = Problems()
     preset, scale = _preset(typed["preset"]), _scale(typed["scale"], typed["preset"])
     texts: dict[str, Any] = DEFAULTS | (dict(preset.options) if preset else {})
     values: dict[str, Any] = {}
     for name, parser in _PARSERS.items():
-        text = texts.get(name) if typed[name] is None else typed[name]
+        given = typed[name.replace("-", "_")]
+        text = texts.get(name) if given is None else given
         if text is None:
             continue
         with problems.collect():
             field = _FIELDS.get(name, name.replace("-", "_"))
             values[field] = parse(f"--{name}", parser, text)
-            if typed[name] is None and preset and name in preset.options and field in _SCALED:
+            if given is None and preset and name in preset.options and field in _SCALED:
                 values[field] = _scaled(values[field], scale)
     if preset and typed["shape"] is None:
         values["shape"] = next(iter(preset.shapes))
@@ -150,9 +151,9 @@ def _scaled(tokens: Any, scale: int) -> Any:
 def _pairs(typed: Mapping[str, Any], preset: Preset | None, scale: int, problems: Problems) -> tuple[Pair, ...]:
     """Return (method, budget) for each method at each of its budgets. The budget is None for a method that takes none.
 
-    If the user typed a method, a method option or a budget, every method that takes a budget has all budgets. If the
-    user typed none of these, each method has its own budgets from the preset or, without a preset, from
-    `DEFAULT_SYSTEMS`.
+    If the user typed a method, a method option or a budget, all methods have the same budgets: the typed budgets or, if
+    none was typed, the budgets of all `systems`. Otherwise each method has its own budgets from `systems`: those of the
+    preset or, without a preset, `DEFAULT_SYSTEMS`.
     """
     systems = preset.systems if preset else DEFAULT_SYSTEMS
     own = {label: _scaled(budgets, scale) for label, _, budgets in systems}
@@ -182,7 +183,7 @@ def _check_lengths(values: Mapping[str, Any]) -> None:
     shortest = min(values["new_tokens"])
     if values.get("stretch", 0) > shortest:
         raise UserError(
-            f"--stretch {values['stretch']} is longer than the answers; it must be at most --new-tokens, {shortest}."
+            f"--stretch {values['stretch']} is longer than the shortest answer; give at most {shortest} (--new-tokens)."
         )
     if (longest := max(values["prompts"]) + max(values["new_tokens"])) > LONGEST:
         raise UserError(f"--prompt and --new-tokens make {longest} tokens; together they must be at most {LONGEST}.")

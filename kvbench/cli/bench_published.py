@@ -9,8 +9,12 @@ from kvbench.console import terminal
 from kvbench.runner.bench.presets import Column, Preset, short
 
 if TYPE_CHECKING:
-    from kvbench.runner.bench.results import Measured
+    from kvbench.runner.bench.results import Evictions, Measured
     from kvbench.runner.bench.setting import Setting
+
+    # A function that returns our figure of a column. row: the measurement of a method. full: the full cache's
+    # measurement at the same load.
+    Figure = Callable[[Measured, Measured | None], float | None]
 
 Row = dict[str, Any]  # keys: system, theirs (its name in the paper), load, notes; ours, published: a figure per column
 OOM = "OOM"
@@ -30,35 +34,25 @@ def _first_over_full_percent(row: Measured, full: Measured | None) -> float | No
     return 100 * (row.first_seconds / full.first_seconds - 1)
 
 
-def _evict_seconds(row: Measured, full: Measured | None) -> float | None:
-    return None if row.evictions is None else row.evictions.seconds
-
-
 def _evict_percent(row: Measured, full: Measured | None) -> float | None:
     return None if row.evictions is None or not row.seconds else 100 * row.evictions.seconds / row.seconds
 
 
-def _evict_each_ms(row: Measured, full: Measured | None) -> float | None:
-    return None if row.evictions is None or row.evictions.each is None else 1000 * row.evictions.each
+def _evicting(figure: Callable[[Evictions], float | None]) -> Figure:
+    return lambda row, full: None if row.evictions is None else figure(row.evictions)
 
 
-def _evict_share_percent(row: Measured, full: Measured | None) -> float | None:
-    return None if row.evictions is None else 100 * row.evictions.share
-
-
-# By `Column.ours`: functions that return our figure of a column. row: the measurement of a method. full: the full
-# cache's measurement at the same load.
-OURS: Mapping[str, Callable[[Measured, Measured | None], float | None]] = {
+OURS: Mapping[str, Figure] = {  # by `Column.ours`
     "sequences": lambda row, full: row.decoded,
     "rate": _rate,
     "rate_over_full": _rate_over_full,
     "seconds": lambda row, full: row.seconds,
     "first": lambda row, full: row.first_seconds,
     "first_over_full_percent": _first_over_full_percent,
-    "evict_seconds": _evict_seconds,
+    "evict_seconds": _evicting(lambda evictions: evictions.seconds),
     "evict_percent": _evict_percent,
-    "evict_each_ms": _evict_each_ms,
-    "evict_share_percent": _evict_share_percent,
+    "evict_each_ms": _evicting(lambda evictions: evictions.each and 1000 * evictions.each),
+    "evict_share_percent": _evicting(lambda evictions: 100 * evictions.share),
 }
 
 

@@ -1,5 +1,5 @@
 """Prints the tables of `kvbench bench`: speeds, the time per token for each stretch of the answers (N successive
-tokens), evictions, and the contents of the caches."""
+tokens), evictions, the contents of the caches, and the time of attention."""
 
 from __future__ import annotations
 
@@ -39,13 +39,8 @@ ATTENTION = (
 
 
 def print_tables(results: Sequence[Measured], baselines: tuple[str, ...]) -> None:
-    """Print the tables of each load (lengths of prompt and answer, number of sequences).
-
-    The tables show the speed of all systems, evictions, and the contents of the engine's caches. Two further tables
-    appear only if their figures were measured: the time per token for each stretch of the answers, and the time of
-    attention. baselines: names of systems; the speed of each system is also shown as a ratio to the speed of the first
-    baseline.
-    """
+    """Print the tables of each load (lengths of prompt and answer, number of sequences). baselines: names of systems;
+    the speed of each system is also shown as a ratio to the speed of the first baseline."""
     for load in dict.fromkeys(r.load for r in results):
         rows = [r for r in results if r.load == load]
         base = next((r.warm.rate for r in rows if r.system in baselines[:1] and r.warm), None)
@@ -101,11 +96,8 @@ def _stretches(rows: Sequence[Measured]) -> None:
 
 
 def _table(title: str, columns: tuple[str, ...], rows: list[tuple[Measured, list[str]]]) -> None:
-    table = terminal.grid(title, *columns, right=columns)
-    for r, cells in rows:
-        table.add_row(_name(r), *cells)
     if rows:
-        terminal.console().print(table)
+        terminal.table((title, *columns), ((_name(r), *cells) for r, cells in rows), right=columns)
 
 
 def _name(r: Measured) -> str:

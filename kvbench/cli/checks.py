@@ -35,7 +35,7 @@ def check(config: RunConfig, model: ModelInfo | None, problems: Problems, *, dup
         if context is not None and config.max_new_tokens is not None and config.max_new_tokens > context:
             asked = f"--max-new-tokens {config.max_new_tokens}"
             raise UserError(
-                f"{asked} and a prompt exceed the model's context of {context} tokens; give fewer new tokens."
+                f"{asked} exceeds the model's context of {context} tokens, even without a prompt; give fewer."
             )
     with problems.collect():
         adapters.find(config.adapter)
@@ -91,8 +91,8 @@ def refuse_oracle(name: str, method: Method) -> None:
     to generate."""
     if method.during("prefill").oracle or method.during("decode").oracle:
         raise UserError(
-            f"method {quote(name)} is an oracle: it knows the future of a finished sequence. "
-            f"Use 'kvbench replay --method {name}'."
+            f"method {quote(name)} is an oracle: it reads tokens that the model has yet to generate. "
+            f"Use 'kvbench replay --method {name}', where the sequence is finished."
         )
 
 
@@ -117,9 +117,8 @@ def _check_budgets(config: RunConfig, context: int | None, group: int, problems:
 
 
 def _check_data(config: RunConfig, problems: Problems) -> None:
-    """Raise SetupError if --data does not exist. Raise UserError if --data is a file and some task of the run reads no
-    data. Warn if --data is a folder and no task of the run reads data.
-    """
+    """Raise SetupError if --data does not exist, and UserError if it is a file and a task reads no data. Warn if it is
+    a folder and no task reads data."""
     if config.data is None:
         return
     data = Path(config.data).expanduser()
@@ -134,7 +133,7 @@ def _check_data(config: RunConfig, problems: Problems) -> None:
                 f"--data {quote(config.data)} is a file, but {reads} no data. Leave out --data or "
                 f"{'the task' if len(idle) == 1 else 'these tasks'}."
             )
-        problems.warn(f"{reads} no data; --data {quote(config.data)} has no effect there.")
+        problems.warn(f"{reads} no data; --data {quote(config.data)} has no effect.")
 
 
 def _check_task(config: RunConfig, task: Task, model: ModelInfo | None, problems: Problems, duplicates: bool) -> None:

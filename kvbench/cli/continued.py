@@ -159,7 +159,7 @@ def _moved_to(run: str, was: str, record: Mapping[str, Any], gathered: Gathered)
             line = _typed_with({"model": "PATH"})
             raise SetupError(
                 f"model folder {quote(was)} of run {quote(run)} does not exist. "
-                f"If it was moved, say where it is: {line}"
+                f"If it was moved, give its new path: {line}"
             )
         return None
     place = parse(typed.source, PARSERS["model"], typed.value)
@@ -244,7 +244,7 @@ def _check_typed(config: RunConfig, gathered: Gathered) -> None:
     """Raise UserError if a flag or an environment variable gives a value that differs from the run's.
 
     The settings in `OPERATIONAL` may differ. The paths of a moved model, of a task file and of a chat template may
-    differ too, because kvbench has compared the contents of these files before.
+    differ too, because kvbench has already compared the contents of these files.
     """
     for key in PARSERS:
         if key in (*OPERATIONAL, "interval") or (given := gathered.typed(key)) is None:

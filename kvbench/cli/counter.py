@@ -9,8 +9,8 @@ from kvbench.console.progress import Progress
 
 
 class Counter(Progress):
-    """A progress line such as ``3/40 answers``. It is a context manager: the line is shown while the block runs. noun:
-    the name of the counted items."""
+    """A progress line such as ``3/40 answers``, which is shown while its `with` block runs. noun: the name of the
+    counted items."""
 
     def __init__(self, noun: str, total: int, **progress: Any) -> None:
         super().__init__(**progress)

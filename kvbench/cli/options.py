@@ -1,8 +1,8 @@
 """The options of ``kvbench run``, and how other commands take some of them (`takes`).
 
 Options of settings are generated from the fields in `kvbench.config.settings`; all other options are declared here.
-Values that are numbers stay text here. `kvbench.config.parsers` reads them, so that flags, files and environment
-variables have the same error messages.
+An option whose value is a number is declared as text. `kvbench.config.parsers` parses the text, so that flags, files
+and environment variables have the same error messages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Switch = bool | None
 Parameter = inspect.Parameter
 
 
-def _option(
+def option(
     name: str,
     kind: Any,
     help: str,
@@ -43,7 +43,12 @@ def _option(
     word = name.replace("_", "-")
     flags = [f"--{word}/--no-{word}" if negative else f"--{word}", *([short] if short else [])]
     shown = typer.Option(*flags, help=help, metavar=metavar, rich_help_panel=panel, show_default=False, hidden=hidden)
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, shown])
+    return declare(name, Annotated[kind, shown], default)
+
+
+def declare(name: str, annotation: Any, default: Any = None) -> Parameter:
+    """Return a parameter for `takes`. annotation: the type of its value and the typer option, inside ``Annotated``."""
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _of_setting(name: str) -> Parameter:
@@ -54,9 +59,9 @@ def _of_setting(name: str) -> Parameter:
     field = settings.SETTINGS[name]
     parser, help, panel, metavar = (field.metadata[key] for key in ("parser", "help", "panel", "metavar"))
     if parser is parsers.flag:
-        return _option(name, Switch, help, panel, negative=field.default is None)
+        return option(name, Switch, help, panel, negative=field.default is None)
     kind = Texts if parser in (parsers.files, parsers.strings, parsers.assignments) else Text
-    return _option(name, kind, help, panel, metavar=metavar)
+    return option(name, kind, help, panel, metavar=metavar)
 
 
 _WHAT, _DRAW, _SCORING, _ENGINE, _RESULTS = (
@@ -64,7 +69,7 @@ _WHAT, _DRAW, _SCORING, _ENGINE, _RESULTS = (
     for part in (settings.what, settings.sampling, settings.scoring, settings.engine, settings.results)
 )
 _OPTIONS = [
-    _option(
+    option(
         "method",
         Texts,
         "Methods; A+B: A evicts the prompt, B generated tokens. Repeatable.",
@@ -72,7 +77,7 @@ _OPTIONS = [
         metavar="NAME",
         short="-m",
     ),
-    _option(
+    option(
         "budget",
         Texts,
         "KV entries per layer and head after an eviction, or a share of the prompt (25%); repeatable.",
@@ -80,9 +85,9 @@ _OPTIONS = [
         metavar="N",
         short="-b",
     ),
-    _option("task", Texts, "Names of tasks, repeatable or with commas.", _WHAT, metavar="NAME", short="-t"),
-    _option("method_opt", Texts, "An option of a method; repeatable.", _WHAT, metavar="[METHOD.]NAME=VALUE"),
-    _option(
+    option("task", Texts, "Names of tasks, repeatable or with commas.", _WHAT, metavar="NAME", short="-t"),
+    option("method_opt", Texts, "An option of a method; repeatable.", _WHAT, metavar="[METHOD.]NAME=VALUE"),
+    option(
         "protect",
         Texts,
         "Entries that methods protect from eviction, as in prompt+sinks=4+recent=64. none: no entries. own: each "
@@ -91,20 +96,18 @@ _OPTIONS = [
         metavar="WHAT",
     ),
     *map(_of_setting, settings.SETTINGS),
-    _option(
-        "suite", Text, "Name of a suite ('kvbench list suites' shows them), or a TOML file.", _WHAT, metavar="NAME"
-    ),
-    _option("config", Text, "TOML file with settings; flags override it.", _WHAT, metavar="FILE"),
-    _option(
+    option("suite", Text, "Name of a suite ('kvbench list suites' shows them), or a TOML file.", _WHAT, metavar="NAME"),
+    option("config", Text, "TOML file with settings; flags override it.", _WHAT, metavar="FILE"),
+    option(
         "allow_duplicate_samples",
         bool,
         "Allow several samples at temperature 0, although they are all equal.",
         _DRAW,
         default=False,
     ),
-    _option("judge_key", Text, "", _SCORING, hidden=True),
-    _option("batch_size", Text, "The same as --slots.", _ENGINE, metavar="N"),
-    _option(
+    option("judge_key", Text, "", _SCORING, hidden=True),
+    option("batch_size", Text, "The same as --slots.", _ENGINE, metavar="N"),
+    option(
         "executor",
         str,
         "local: processes of this machine; ray: actors of a Ray cluster; slurm: jobs of a Slurm array. Default: local.",
@@ -112,52 +115,52 @@ _OPTIONS = [
         metavar="WHERE",
         default="local",
     ),
-    _option(
+    option(
         "workers",
         Text,
         "Workers that share the run. Default: one per GPU; on CPUs one, or up to four for a long run of a small model.",
         _ENGINE,
         metavar="N",
     ),
-    _option(
+    option(
         "address",
         Text,
         "Ray cluster: auto, HOST:PORT or ray://HOST:PORT. Default: a new cluster on this machine.",
         _ENGINE,
         metavar="ADDRESS",
     ),
-    _option(
+    option(
         "slurm",
         Texts,
         "An option of sbatch for every Slurm job, as in partition=gpu,time=240 (minutes). Repeatable.",
         _ENGINE,
         metavar="NAME=VALUE",
     ),
-    _option(
+    option(
         "print_sbatch", bool, "Print a Slurm script that runs this command in shards, and end.", _ENGINE, default=False
     ),
-    _option("out", str, "Folder of all runs. Default: results.", _RESULTS, metavar="DIR", default="results"),
-    _option("run_name", Text, "Name of the run's folder; the same name continues the run.", _RESULTS, metavar="NAME"),
-    _option("resume", Text, "Continue a run with its own settings.", _RESULTS, metavar="NAME"),
-    _option(
+    option("out", str, "Folder of all runs. Default: results.", _RESULTS, metavar="DIR", default="results"),
+    option("run_name", Text, "Name of the run's folder; the same name continues the run.", _RESULTS, metavar="NAME"),
+    option("resume", Text, "Continue a run with its own settings.", _RESULTS, metavar="NAME"),
+    option(
         "shard",
         Text,
         "Run only the I-th of N parts of the run, in a folder of its own; 'kvbench join' joins the parts.",
         _RESULTS,
         metavar="I/N",
     ),
-    _option("dry_run", bool, "Print the plan; generate nothing.", _RESULTS, default=False),
-    _option(
+    option("dry_run", bool, "Print the plan; generate nothing.", _RESULTS, default=False),
+    option(
         "allow_version_change",
         bool,
         "Continue a run made with other versions, or with other code of its methods.",
         _RESULTS,
         default=False,
     ),
-    _option("take_over", bool, "Take over a run that a process on another host has locked.", _RESULTS, default=False),
-    _option("json", bool, "Last line of stdout is one JSON document.", default=False),
-    _option("quiet", bool, "Print no progress and no tables.", short="-q", default=False),
-    _option("verbose", bool, "Print the source of each setting.", short="-v", default=False),
+    option("take_over", bool, "Take over a run that a process on another host has locked.", _RESULTS, default=False),
+    option("json", bool, "Last line of stdout is one JSON document.", default=False),
+    option("quiet", bool, "Print no progress and no tables.", short="-q", default=False),
+    option("verbose", bool, "Print the source of each setting.", short="-v", default=False),
 ]
 OPTIONS = {option.name: option for option in _OPTIONS}
 
@@ -193,21 +196,24 @@ DataRevision = Annotated[Text, same_as_run("data_revision")]
 Out = Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of all runs.")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name.", show_default=False)]
 Document = Annotated[bool, plain("--json", "One JSON document on stdout.")]
+LastLine = Annotated[bool, plain("--json", "Last line of stdout is one JSON document.")]
 
 
-def takes(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds options of ``kvbench run`` to a command. The command gets the values of all these
-    options in the argument `typed`, by name; an option that the user did not type has its default, mostly None."""
+def takes(*options: str | Parameter) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that adds options to a command: options of ``kvbench run``, by name, and others, as `declare`
+    returns them. The command gets the values of all these options in the argument `typed`, by name; an option that the
+    user did not type has its default, mostly None."""
+    added = [OPTIONS[option] if isinstance(option, str) else option for option in options]
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "typed"]
 
         @functools.wraps(command)
         def run(**values: Any) -> Any:
-            typed = {name: values.pop(name) for name in names}
+            typed = {p.name: values.pop(p.name, p.default) for p in added}
             return command(**values, typed=typed)
 
-        run.__signature__ = inspect.Signature([*own, *(OPTIONS[name] for name in names)])  # type: ignore[attr-defined]
+        run.__signature__ = inspect.Signature([*own, *added])  # type: ignore[attr-defined]
         return run
 
     return decorate

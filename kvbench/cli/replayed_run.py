@@ -1,5 +1,5 @@
 """Makes the configuration of ``kvbench replay --run RUN``: the methods and budgets that the user typed, with the run's
-model, tasks and settings."""
+model, tasks and settings. Reads the inputs of commands that replay answers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from kvbench.cli.continued import TO_ASK, continued
 from kvbench.cli.request import build
 from kvbench.config.layers import Gathered, gather
 from kvbench.config.run_config import RunConfig
+from kvbench.console import terminal
 from kvbench.console.problems import Problems
 from kvbench.errors import UserError, quote
 from kvbench.eviction import choose
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 FILES = tuple(key for key in TO_ASK if key != "task")
 
 
-def of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | None:
-    """Return a run's configuration, changed by the options that the user typed. None after errors, which go to
-    `problems`.
+def of_run(typed: dict[str, Any], problems: Problems) -> RunConfig | None:
+    """Return the configuration of the run that --run names, changed by the other options that the user typed. None
+    after errors, which go to `problems`.
 
     Raises UserError for options that cannot be changed because the run's answers depend on them, such as --seed, and
     for a task that the run does not have.
@@ -34,7 +35,7 @@ def of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | N
     for key in ("revision", "adapter", "seed", "max_new_tokens", "stop"):
         if typed[key] not in (None, [], ()):
             raise UserError(f"--{key.replace('_', '-')} cannot be given with --run: the run's answers depend on it.")
-    folder = one_run(run, Path("results"))
+    folder = one_run(typed["run"], Path("results"))
     needed = [key for key in TO_ASK if key != "task" or not typed["task"]]
     config = continued(folder.parent, folder.name, _again(typed), needed=needed, more_plugins=True)
     own_files = {"plugin": None, "task_file": config.task_file, "chat_template": config.chat_template}
@@ -67,15 +68,27 @@ def _again(typed: dict[str, Any]) -> Gathered:
     return Gathered([], {key: found for key, found in given.variables.items() if key in FILES}, given.flags)
 
 
-def check_same(config: RunConfig, folder: Path, ready: Inputs) -> None:
-    """Raise UserError if the model, its chat template or the tasks' data changed since the run's answers were
-    generated. folder: the run's folder."""
+def unscored(config: RunConfig) -> RunConfig:
+    """Return the configuration without judge and sandbox, for commands that score nothing."""
+    return dataclasses.replace(config, judge="none", unsafe_run_code=True)
+
+
+def inputs_of(config: RunConfig, folder: Path | None) -> Inputs:
+    """Read the inputs of a replay. folder: the folder of the run whose answers are replayed; None: the model answers.
+
+    Raises UserError if the model, its chat template or the tasks' data changed since the run's answers were generated.
+    """
     from kvbench.runner import same_run
+    from kvbench.runner.inputs import read_inputs
     from kvbench.sources import models
 
-    before = manifest.read(folder)["environment"]
-    same_run.check_model(folder.name, before, same_run.model_record(config, models.state(ready.info), ready.adapter))
-    same_run.check_data(folder.name, before.get("tasks", {}), ready.tasks())
+    inputs = read_inputs(unscored(config), terminal.warning)
+    if folder is not None:
+        before = manifest.read(folder)["environment"]
+        record = same_run.model_record(config, models.state(inputs.info), inputs.adapter)
+        same_run.check_model(folder.name, before, record)
+        same_run.check_data(folder.name, before.get("tasks", {}), inputs.tasks())
+    return inputs
 
 
 def named(config: RunConfig, tasks: list[str] | None) -> set[str]:

@@ -35,7 +35,7 @@ MISSING = {
 def build(gathered: Gathered, problems: Problems) -> RunConfig | None:
     """Turn gathered settings into a configuration. Errors go to `problems`.
 
-    A setting with an invalid value, such as --seed, is left out of the configuration, so that later checks can find
+    If the value of a setting is invalid (--seed x), the configuration lacks this setting, so that later checks can find
     more errors. After other errors, such as an unknown method or an invalid interval, the result is None.
     """
     given = gathered.first("plugin")
@@ -51,8 +51,7 @@ def build(gathered: Gathered, problems: Problems) -> RunConfig | None:
 
 def chosen(flags: Mapping[str, Any], problems: Problems) -> tuple[tuple[MethodChoice, ...], tuple[Budget, ...]]:
     """Return the methods, with their options, and the budgets that the user typed, for a command that runs no task.
-    flags: the typed values of --method, --budget and --method-opt. Errors go to `problems`.
-    """
+    flags: the typed values of --method, --budget and --method-opt. Errors go to `problems`."""
     builder = Builder(gather(flags, {}), problems)
     if (options := builder.gathered.first("method_opt")) is not None:
         builder.read_options(options)
@@ -269,8 +268,6 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 
 def _last_evicting(names: list[str]) -> str:
-    """Return the method that the error names if the user gave an option that none of the methods has.
-
-    The result is the last method that takes a budget or, if no method takes a budget, the last method.
-    """
+    """Return the last method that takes a budget or, if no method takes a budget, the last method. If the user gives an
+    option that none of the methods has, the error names this method."""
     return next((n for n in reversed(names) if MethodChoice(name=n).takes_budget), names[-1])

@@ -115,8 +115,8 @@ def _print(title: str, content: str | None) -> None:
 def _with_question(entry: dict[str, Any], questions: RunQuestions) -> dict[str, Any]:
     """Return a sample with the reference answer of its question, if the task's data are on this machine.
 
-    A conversation also gets `turns`: the user's question and the model's answer of each turn. A question is None if the
-    data do not hold it.
+    A conversation also gets `turns`: the user's question and the model's answer of each turn. The first question is the
+    stored prompt. All later questions are None if the data lack one of them.
     """
     doc = questions.of(entry)
     if doc is not None and (wanted := run_questions.reference(doc)):

@@ -76,8 +76,8 @@ def start(params: Mapping[str, Any]) -> None:
 def _checked(params: Mapping[str, Any]) -> tuple[RunConfig, Gathered, Shard | None]:
     """Check what the user typed; return the run's configuration, its settings with their sources, and its shard.
 
-    Raises one error that lists all problems. If there are none, the run's folder is then compared with the
-    configuration (`check_same`), except in a dry run and with --resume.
+    Raises one error that lists all problems. Without problems, `check_same` then compares the run's folder with the
+    configuration, except in a dry run and with --resume.
     """
     resume, run_name, out, dry = params["resume"], params["run_name"], Path(params["out"]), params["dry_run"]
     problems = Problems()

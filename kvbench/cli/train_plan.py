@@ -31,36 +31,27 @@ def gpu_memory(raw: object) -> int:
     return int(float(found[1]) * UNITS[found[2]])
 
 
-def print_plan(
-    kind: str,
-    model: str,
-    settings: Mapping[str, Any],
-    *,
-    data: str | None,
-    device: str,
-    memory: str | None,
-    processes: str | None,
-    json: bool,
-    quiet: bool,
-) -> None:
-    """Print the plan of a training by the recipe `kind`. memory, processes: the values of --gpu-memory and --processes
-    as typed. Raises UserError if one of these two is invalid."""
+def print_plan(kind: str, settings: Mapping[str, Any], typed: Mapping[str, Any]) -> None:
+    """Print the plan of a training by the recipe `kind`. typed: the values of the command's options, by name. Raises
+    UserError if --gpu-memory or --processes is invalid."""
+    memory, processes, quiet = typed["gpu_memory"], typed["processes"], typed["quiet"]
     total = None if memory is None else parse("--gpu-memory", gpu_memory, memory)
     count = 1 if processes is None else parse("--processes", whole(1), processes)
     with preparing("counting the memory of the training", quiet=quiet):
         from kvbench.train.plan import Device, TrainingPlan
 
-        plan = TrainingPlan.make(kind, model, settings, Device.of(device, total, count))
+        plan = TrainingPlan.make(kind, typed["model"], settings, Device.of(typed["device"], total, count))
         changes, smaller = plan.smaller()
     if not quiet:
-        _print(plan, data)
+        _print(plan, typed["data"])
         _print_fit(plan, changes, smaller)
-    if json:
+    if typed["json"]:
         terminal.data(_document(plan) | {"fits_with": changes if smaller.fits else None})
 
 
 def refuse_without_plan(memory: str | None, processes: str | None) -> None:
-    """Raise UserError if --gpu-memory or --processes was given without --dry-run: only a plan uses them."""
+    """Check the options of a command without --dry-run: raise UserError for --gpu-memory and --processes, which only a
+    plan uses."""
     if memory is not None:
         raise UserError(
             "--gpu-memory only changes the plan of --dry-run. Give --dry-run too, or leave out --gpu-memory."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,27 +57,21 @@ def _parse_like(default: Any, name: str, text: str) -> Any:
     return value
 
 
-def command_line(
-    kind: str,
-    model: str,
-    data: str | None,
-    continue_from: str | None,
-    plugins: list[str],
-    prompting: Prompting,
-    settings: Settings,
-) -> str:
+def command_line(kind: str, typed: Mapping[str, Any], prompting: Prompting, settings: Settings) -> str:
     """Return the command line that repeats a training, for the card of the weights.
 
-    It names data, plug-ins and the folder of --continue-from without their parent folders, because the card must not
-    show where they lie on this machine. It names the model as the user typed it. kind: the name of the recipe.
+    The command line names data, plug-ins and the folder of --continue-from without their parent folders, because the
+    card must not show where they lie on this machine. The model is named as the user typed it. kind: the name of the
+    recipe. typed: the values of the command's options, by name.
     """
-    more = settings.more
-    flags = {"model": model, "preset": more["preset"], "data": data and short_name(data)} | prompting.settings()
-    flags["continue_from"] = continue_from and Path(continue_from).name
+    more, data, before = settings.more, typed["data"], typed["continue_from"]
+    flags = {"model": typed["model"], "preset": more["preset"], "data": data and short_name(data)}
+    flags |= prompting.settings()
+    flags["continue_from"] = before and Path(before).name
     thinking = {None: "", True: " --thinking", False: " --no-thinking"}[flags.pop("thinking", None)]
     flags |= {"samples": more["samples"], "steps": settings.steps, "lr": repr(settings.lr), "batch": settings.batch}
     flags |= {"seed": settings.seed}
-    code = [("plugin", Path(path).name) for path in plugins]
+    code = [("plugin", Path(path).name) for path in typed["plugin"] or ()]
     given = [(name, value) for name, value in (*code, *flags.items()) if value is not None]
     words = " ".join(f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in given)
     values = {name: getattr(settings, name) for name in OPTIMISER}

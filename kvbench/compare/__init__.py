@@ -4,5 +4,5 @@
     outcome = compare(base, new, policy)          # kvbench.compare.outcome
     outcome.exit_code                             # 0 pass, 5 regression, 4 missing
 
-May import: report, store and the packages that these import; also `replay`, and with it torch, to record decisions.
+May import: report, store and what those two may import; also `replay`, and with it torch, to record decisions.
 """

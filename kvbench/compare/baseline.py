@@ -5,9 +5,9 @@ the comparison tests.
     read(Path("results/baselines/ci.json"))          # the same side, named by the path, without run folders and notices
 
 For each question the file holds the score of every sample, two characters of every answer's hash, and sums and maxima
-over all answers, such as the sum of their tokens. The file holds every single score and not their sum, because a
-comparison uses only the samples that both sides have. The file also holds a checksum of its content. A file may come
-from a stranger's repository, so sizes, types, names and ranges are checked before anything uses them.
+over the question's answers, such as the sum of their tokens. The file holds every single score and not the sum of the
+scores, because a comparison uses only the samples that both sides have. The file also holds a checksum of its content.
+A file may come from a stranger's repository, so `read` checks sizes, types, names and ranges.
 """
 
 from __future__ import annotations
@@ -128,7 +128,10 @@ def _cell_out(cell: Cell) -> dict[str, Any]:
         "facts": {name: value for name, value in cell.facts.items() if value is not None},
         "figures": dict(cell.figures),
         "digest": cell.digest,
-        "decisions": {name: _decision_out(*found) for name, found in cell.decisions.items()},
+        "decisions": {
+            name: [text, {str(seen): layers for seen, layers in ticks.items()}]
+            for name, (text, ticks) in cell.decisions.items()
+        },
         "questions": {name: _question_out(name, question) for name, question in cell.questions.items()},
     }
 
@@ -188,10 +191,6 @@ def _question_in(name: str, values: list[Any]) -> Question:
         totals=dict(zip(COUNTS, totals, strict=True)),
         entries=tuple(None if value is None else float(value) for value in entries),
     )
-
-
-def _decision_out(text: str, ticks: Mapping[int, str]) -> list[Any]:
-    return [text, {str(seen): layers for seen, layers in ticks.items()}]
 
 
 def _is_question(values: Any) -> bool:
@@ -274,7 +273,7 @@ def _is_table(value: Any, fits: Check) -> bool:
 
 def _check(right: bool, where: str) -> None:
     if not right:
-        raise _Wrong(f"{where} has another type or range than kvbench writes")
+        raise _Wrong(f"the value of {where} has a type or range that kvbench never writes")
 
 
 def _keys(table: Mapping[str, Any], names: tuple[str, ...], where: str, *, every: bool = True) -> None:

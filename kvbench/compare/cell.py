@@ -20,7 +20,6 @@ NO_MARK = "." * MARK  # the mark of a sample without an answer
 # time, and the sum of budget and interval, which bounds the entries while decoding.
 ENTRIES = ("entries_after_evict", "entries_peak", "bound")
 COUNTS = ("output_tokens", "truncated", "no_answer")  # numbers that are summed over a question's answers
-Scores = tuple[float | None, ...]
 # What a method kept while it read one stored answer again: the hash of prompt and answer, and a dictionary of the
 # evictions. A key is the number of tokens read before the eviction. Its value is a text with two characters per layer:
 # the beginning of a hash of the positions that the layer kept.
@@ -66,22 +65,22 @@ class Question:
     """The samples of one question in one cell.
 
     Attributes:
+        cluster: the source of the question, such as a text; standard errors cluster by it.
         asked: a hash of the question's prompt and sampling settings; None: unknown.
         scores: the score of each sample; None: the sample has no score.
-        marks: the marks of all samples, one after the other; a mark is two characters computed from an answer's hash.
+        marks: the marks (`mark`) of all samples, one after the other.
         answers: the number of samples with an answer.
         totals: sums over these answers, such as their tokens, by the names in `COUNTS`.
-        entries: three numbers (`ENTRIES`), each a maximum over these answers: entries held after an eviction, entries
-            held at any time, and budget plus interval; None: unknown.
+        entries: the three numbers `ENTRIES`; None: unknown.
     """
 
     cluster: str
     asked: str | None
-    scores: Scores
+    scores: tuple[float | None, ...]
     marks: str
     answers: int
     totals: Mapping[str, int]
-    entries: tuple[float | None, ...] = (None, None, None)
+    entries: tuple[float | None, ...]
 
     def mark(self, sample: int) -> str:
         return self.marks[MARK * sample : MARK * sample + MARK] or NO_MARK
@@ -104,7 +103,7 @@ class Cell:
     Attributes:
         run: the names of the runs that its rows come from.
         headline: the name of the score that is compared.
-        bounded: whether the budget also bounds generated entries.
+        bounded: whether the budget also bounds the entries of generated tokens.
         facts: the values of `facts.FACTS` (versions, settings, machine) as text; None: unknown.
         figures: memory, speed and share of time spent on evictions, over all answers, by name; unknown figures are
             absent.
@@ -122,7 +121,7 @@ class Cell:
     figures: Mapping[str, float]
     questions: Mapping[str, Question]
     digest: str
-    options: str = "{}"
+    options: str
     decisions: Mapping[str, Decisions] = field(default_factory=dict)
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from kvbench.config.run_config import RunConfig
     from kvbench.engine.model.load import LoadedModel
+    from kvbench.eviction.api import Method
     from kvbench.replay.traces import ForcedTrace
     from kvbench.runner.inputs import Inputs
 
@@ -85,18 +86,11 @@ def decided(side: Side, config: RunConfig, inputs: Inputs) -> Side:
     decisions if `config` has its task, method and budget. All other cells, and cells without a budget, get none.
     inputs: the model and the prompts of `config`. Raises UserError, SetupError.
     """
-    from kvbench.engine.model.load import load
-    from kvbench.replay.choices import Chosen
+    from kvbench.eviction import choose
     from kvbench.replay.traces import stored_answers
 
     [folder] = side.folders
-    loaded = load(
-        inputs.where,
-        revision=config.revision,
-        device=config.device,
-        dtype=config.dtype,
-        adapter=inputs.adapter,
-    )
+    loaded = inputs.load_model(config)
     found: dict[tuple[str, str, Any], Mapping[str, Decisions]] = {}
     for grid in config.grids:
         for task in grid.tasks:
@@ -106,9 +100,9 @@ def decided(side: Side, config: RunConfig, inputs: Inputs) -> Side:
             longest = max(prompt.max_tokens for prompt in work.prompts)
             for choice in grid.methods:
                 for budget in grid.budgets if choice.takes_budget else ():
-                    label = _label(choice.name, dict(choice.options))
-                    chosen = Chosen(method=choice, budget=budget)
-                    found[task, label, budget] = _read(loaded, chosen, traces, config.interval, longest)
+                    method = choose.make(choice.name, dict(choice.options))
+                    label = method_label(choice.name, canonical_json(method.options()))
+                    found[task, label, budget] = _read(loaded, method, budget, traces, config.interval, longest)
     cells = {
         key: replace(cell, decisions=found.get((key.task, key.method, key.budget), {}))
         for key, cell in side.cells.items()
@@ -117,7 +111,7 @@ def decided(side: Side, config: RunConfig, inputs: Inputs) -> Side:
 
 
 def one_run(side: Side) -> None:
-    """Raise UserError unless the side is one run's folder."""
+    """Raise UserError unless the side has exactly one run folder."""
     if len(side.folders) != 1:
         raise UserError(
             f"--replay reads the answers of one run again; {quote(side.name)} is not the folder of one run. Name one "
@@ -125,20 +119,10 @@ def one_run(side: Side) -> None:
         )
 
 
-def _label(name: str, options: dict[str, Any]) -> str:
-    from kvbench.eviction import choose
-
-    return method_label(name, canonical_json(choose.make(name, options).options()))
-
-
 def _read(
-    loaded: LoadedModel, chosen: Any, traces: list[ForcedTrace], interval: int, longest: int
+    loaded: LoadedModel, method: Method, budget: float, traces: list[ForcedTrace], interval: int, longest: int
 ) -> dict[str, Decisions]:
-    from kvbench.eviction import choose
     from kvbench.replay.reader import Listener, TraceReader
-
-    class Silent(Listener):
-        pass
 
     kept: dict[int, dict[int, str]] = {}
 
@@ -148,12 +132,11 @@ def _read(
             digest.update(repr(sorted(head.tolist())).encode())
         kept.setdefault(seen, {})[layer] = mark(digest.hexdigest())
 
-    method = choose.make(chosen.method.name, dict(chosen.method.options))
-    reader = TraceReader(loaded, method, budget=chosen.budget, interval=interval, max_tokens=longest, log=log)
+    reader = TraceReader(loaded, method, budget=budget, interval=interval, max_tokens=longest, log=log)
     decisions: dict[str, Decisions] = {}
     for trace in traces:
         kept.clear()
-        reader.read([trace], Silent())
+        reader.read([trace], Listener())
         text = hashlib.sha256(repr((tuple(trace.prompt), trace.answer)).encode()).hexdigest()[:12]
         ticks = {seen: "".join(layers[layer] for layer in sorted(layers)) for seen, layers in kept.items()}
         decisions.setdefault(trace.request.doc_id, (text, ticks))

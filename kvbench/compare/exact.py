@@ -25,10 +25,10 @@ Output = Callable[[Cell, str, int], str | None]  # (cell, question, sample) -> t
 class First:
     """The first answer that differs between two cells.
 
-    character: the number, from 1, of the first character at which the two outputs differ. If the texts are equal, and
-    only their numbers of tokens or their stop reasons differ, the number is the length of the texts plus 1. None if an
-    output is not stored or is withheld. base, new: at most `AROUND` characters of each output, beginning with the first
-    different character; empty if `character` is None.
+    character: the number, from 1, of the first character at which the two outputs differ. If one output begins with the
+    whole other output, or both are equal (only numbers of tokens or stop reasons differ), the number is the length of
+    the shorter output plus 1. None if an output is not stored or is withheld. base, new: at most `AROUND` characters of
+    each output, beginning with the first different character; empty if `character` is None.
     """
 
     question: str

@@ -65,11 +65,7 @@ assert {name for name, _, _ in NOTED} <= {*FACTS}
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A fact in which two cells differ.
-
-    kind: the fact's class. "subject": the comparison is meant to test the fact's effect. "surroundings": the fact may
-    change the last bits of logits. "refused": the fact must be equal, so the cells cannot be compared.
-    """
+    """A fact in which two cells differ. kind: the fact's class, "subject", "surroundings" or "refused"."""
 
     name: str
     kind: str
@@ -140,8 +136,8 @@ def refuse(base: Cell, new: Cell, found: list[Difference]) -> None:
     is unknown on one side is not compared. found: the result of `differences`."""
     for difference in found:
         if difference.kind == "refused":
-            word, mine, theirs = WORDS[difference.name], _shown(difference.base), _shown(difference.new)
-            raise UserError(not_comparable(base, new, word, mine, theirs))
+            mine, theirs = _shown(difference.base), _shown(difference.new)
+            raise UserError(not_comparable(base, new, difference.word, mine, theirs))
     if base.headline != new.headline:
         raise UserError(not_comparable(base, new, "score", base.headline, new.headline))
     for name in sorted(base.questions.keys() & new.questions.keys(), key=natural):
@@ -160,9 +156,9 @@ def not_comparable(base: Cell, new: Cell, word: str, mine: str, theirs: str) -> 
 
 
 def same_tokens(base: Cell, new: Cell) -> bool:
-    """Return whether the answers of two cells must be equal. This takes four conditions: all facts that may change a
-    token (`DECIDING`) are equal; all facts in `KNOWN` are known; the code had no uncommitted changes; both cells have
-    the same questions, with equally many samples of each."""
+    """Return whether the answers of two cells must be equal. They must be if four conditions hold: all facts that may
+    change a token (`DECIDING`) are equal; all facts in `KNOWN` are known; the code had no uncommitted changes; both
+    cells have the same questions, with equally many samples of each."""
     if any(base.facts.get(name) != new.facts.get(name) for name in DECIDING):
         return False
     if any(base.facts.get(name) is None for name in KNOWN) or "+changes" in (base.facts.get("git") or ""):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from kvbench.compare import words
@@ -66,8 +66,7 @@ def flips(outcome: Outcome) -> Iterator[tuple[str, list[Flip], int]]:
 
 
 def _changed(pair: Pair) -> Iterator[tuple[str, float, float, int]]:
-    """Yield (question, old mean, new mean, sample) for each question whose mean score changed. "sample" is the number
-    of the first sample whose score changed in the same direction as the mean score."""
+    """Yield (question, old mean, new mean, sample) for each question whose mean score changed; see `Flip`."""
     for name in pair.shared:
         mine, theirs = pair.base.questions[name].scores, pair.new.questions[name].scores
         both = [(s, a, b) for s, (a, b) in enumerate(zip(mine, theirs)) if a is not None and b is not None]
@@ -97,11 +96,7 @@ def _answer(stored: Stored, cell: Cell, question: str, sample: int) -> Answer:
 def documents(outcome: Outcome) -> Iterator[dict[str, Any]]:
     """Yield the questions whose score changed as JSON objects, at most `MOST` per cell and seed."""
     for _, found, _ in flips(outcome):
-        for flip in found:
-            answers = [{"extracted": answer.extracted, "tail": answer.tail} for answer in flip.answers]
-            yield {name: getattr(flip, name) for name in ("cell", "question", "base", "new", "sample")} | {
-                "answers": answers
-            }
+        yield from map(asdict, found)
 
 
 def text(outcome: Outcome) -> str:

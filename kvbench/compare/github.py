@@ -16,8 +16,8 @@ from kvbench.compare import words
 from kvbench.compare.outcome import Outcome
 from kvbench.console.terminal import clean
 
-_MESSAGE: dict[str, str | int | None] = {"%": "%25", "\r": "%0D", "\n": "%0A"}
-_TITLE = _MESSAGE | {":": "%3A", ",": "%2C"}
+_MESSAGE = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
+_TITLE = _MESSAGE | str.maketrans({":": "%3A", ",": "%2C"})
 
 
 def commands(outcome: Outcome) -> list[str]:
@@ -42,8 +42,4 @@ def without_commands(text: str) -> str:
 
 
 def _command(kind: str, title: str, message: str) -> str:
-    return f"::{kind} title={_escaped(title, _TITLE)}::{_escaped(clean(message), _MESSAGE)}"
-
-
-def _escaped(text: str, signs: dict[str, str | int | None]) -> str:
-    return text.translate(str.maketrans(signs))
+    return f"::{kind} title={title.translate(_TITLE)}::{clean(message).translate(_MESSAGE)}"

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from xml.sax.saxutils import escape, quoteattr
 
 from kvbench.compare import words
 from kvbench.compare.outcome import Judged, Outcome
 from kvbench.console.terminal import clean
-
-_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def junit(outcome: Outcome) -> str:
@@ -35,7 +32,7 @@ def _case(one: Judged, outcome: Outcome) -> str:
     elif one.reasons or one.verdict == "undecided":
         body = f"<skipped message={_value(said)}/>"
     else:
-        body = f"<system-out>{_text(said)}</system-out>"
+        body = f"<system-out>{escape(clean(said))}</system-out>"
     return f"{head}{body}</testcase>"
 
 
@@ -44,8 +41,4 @@ def _unfinished(said: str) -> str:
 
 
 def _value(text: str) -> str:
-    return quoteattr(_NOT_XML.sub("?", clean(text)))
-
-
-def _text(text: str) -> str:
-    return escape(_NOT_XML.sub("?", clean(text)))
+    return quoteattr(clean(text))  # `clean` escapes every character that XML may not hold

@@ -13,16 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 
-from kvbench.compare.cell import Key, Question, Side
+from kvbench.compare.cell import Key, Side
 from kvbench.compare.matching import Matched, Pair
 
 
 def absent(matched: Matched, new: Side, stages: int) -> list[Key]:
     """Return the cells of base that new lacks. stages: 1, or 2 if each cell is tested on two seeds.
 
-    With 2 stages, the new side may not have been run with the second seed yet. A cell of base whose seed occurs in no
-    cell of new is therefore not returned if both sides have the same cell with another seed.
+    With 2 stages, perhaps the new side was not yet run with the second seed. So the list leaves out a cell of base if
+    no cell of new has that cell's seed, and both sides have the same cell with another seed.
     """
     there = {pair.key for pair in matched.both}
     seeds = {key.seed for key in new.cells}
@@ -30,8 +31,7 @@ def absent(matched: Matched, new: Side, stages: int) -> list[Key]:
 
 
 def of_pairs(pairs: Sequence[Pair], new: Side) -> int:
-    """Return how many scores of one cell base has and new lacks. pairs: for each seed, the cell on both sides. A pair
-    whose new cell is unfinished (`is_begun`) counts as 0."""
+    """Return how many scores of one cell base has and new lacks. pairs: for each seed, the cell on both sides."""
     return sum(_of_pair(pair) for pair in pairs if not is_begun(pair, new))
 
 
@@ -45,16 +45,10 @@ def is_begun(pair: Pair, new: Side) -> bool:
 
 
 def _of_pair(pair: Pair) -> int:
-    theirs = pair.new.questions
-    return sum(_of_question(mine, theirs.get(name)) for name, mine in pair.base.questions.items())
-
-
-def _of_question(base: Question, new: Question | None) -> int:
-    scores = () if new is None else new.scores
-    return sum(
-        score is not None and (sample >= len(scores) or scores[sample] is None)
-        for sample, score in enumerate(base.scores)
-    )
+    scores = {name: question.scores for name, question in pair.new.questions.items()}
+    both = ((mine.scores, scores.get(name, ())) for name, mine in pair.base.questions.items())
+    # a: the base's score of a sample, b: the new score of the same sample; None: missing
+    return sum(a is not None and b is None for old, new in both for a, b in zip_longest(old, new))
 
 
 def _other_seed(key: Key, there: Collection[Key]) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from kvbench.compare.cell import Cell, Key, Side
 from kvbench.compare.facts import Difference, differences, not_comparable, refuse
-from kvbench.errors import UserError, bare, quote
+from kvbench.errors import UserError, bare, few, quote
 from kvbench.eviction import choose
 from kvbench.registry import did_you_mean
 from kvbench.report.agree import SAME
@@ -48,7 +48,7 @@ class Matched:
     both: list[Pair]
     missing: list[Key]  # cells of base that new lacks
     extra: list[Key]  # cells of new that base lacks
-    aside: tuple[list[Key], list[Key]] = ([], [])  # cells of base, and of new, that --map leaves out
+    aside: tuple[list[Key], list[Key]]  # cells of base, and of new, that --map leaves out
 
 
 def parse_map(texts: Sequence[str]) -> dict[str, str]:
@@ -191,5 +191,4 @@ def _pair(key: Key, base: Cell, new: Cell, *, mapped: bool) -> Pair:
 
 
 def _few(keys: Mapping[Key, Cell]) -> str:
-    listed = [key.cell for key in sorted(keys, key=Key.order)]
-    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
+    return few([key.cell for key in sorted(keys, key=Key.order)], 3)

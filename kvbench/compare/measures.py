@@ -83,7 +83,7 @@ def measures(pairs: Sequence[Pair]) -> list[Measure]:
 
 
 def _entries(pairs: Sequence[Pair], place: int) -> Measure:
-    """Return the measure `ENTRIES[place]`, a number of entries. pairs: for each seed, the cell on both sides.
+    """Return the measure `ENTRIES[place]`, a number of entries.
 
     If the number rose for some questions, `base` and `new` are the numbers of the question where it rose most.
     Otherwise `base` and `new` are each the largest number of any question on their side. A rise does not count if --map
@@ -144,15 +144,14 @@ def _most(values: Sequence[float]) -> float:
 
 def _ratio(pairs: Sequence[Pair], name: str) -> Measure:
     """Return the measure `name` of a cell. `base` and `new` are means of the cell's figure over the seeds. The figure
-    covers all answers of the cell, even if the two sides answered different questions. pairs: for each seed, the cell
-    on both sides."""
+    covers all answers of the cell, even if the two sides answered different questions."""
     base = [pair.base.figures.get(name, math.nan) for pair in pairs]
     new = [pair.new.figures.get(name, math.nan) for pair in pairs]
     return Measure(name=name, base=_mean([base]), new=_mean([new]))
 
 
 def _counted(pairs: Sequence[Pair], name: str) -> Measure:
-    """Return the measure `name` of a cell, a count per answer. pairs: for each seed, the cell on both sides.
+    """Return the measure `name` of a cell, a count per answer.
 
     `base` and `new` are means of this count over the questions that have answers on both sides. If no question has
     answers on both sides, `base` is the mean over all questions with answers in base, and `new` is NaN.
@@ -167,7 +166,7 @@ def _counted(pairs: Sequence[Pair], name: str) -> Measure:
                 base.setdefault(question, []).append(mine.share(name))
                 new.setdefault(question, []).append(theirs.share(name))
                 clusters[question] = mine.cluster
-    if not base:  # no question has answers on both sides: only base has a figure (`Measure.lost`)
+    if not base:  # no question has answers on both sides
         known = [q.share(name) for pair in pairs for q in pair.base.questions.values() if q.answers]
         return Measure(name=name, base=_mean([known]) if known else math.nan, new=math.nan)
     tested = regression([*new.values()], [*base.values()], clusters=[*clusters.values()])

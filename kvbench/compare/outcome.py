@@ -10,7 +10,7 @@ Verdicts of a cell:
     better          with a margin of 0: the lower bound of the difference is above 0
     worse           the bound is at most -M, and the one-sided paired test rejects "no drop", after Holm's correction
                     over all cells of the tier
-    undecided       the bound is at most -M, and the test does not reject; `drop` says how large a drop it would find
+    undecided       the bound is at most -M, and the test does not reject; `drop`: how large a drop the test would find
     missing         new lacks something that base has: the cell, a score of a sample, or a figure with a limit
                     (in an unfinished cell, see `lost.is_begun`, missing scores and figures do not count)
 """
@@ -89,9 +89,8 @@ class Outcome:
 def compare(
     base: Side, new: Side, policy: Policy, mapping: Mapping[str, str] | None = None, *, stages: int = 1
 ) -> Outcome:
-    """Pair the cells of two sides and judge each cell. stages: 1, or 2 for tests on two seeds. With 2 stages, a cell is
-    worse only if its tests on both seeds reject "no drop"; a cell whose second seed was not run is never worse. Raises
-    UserError."""
+    """Pair the cells of two sides and judge each cell. stages: 1, or 2 for tests on two seeds (see
+    `kvbench.compare.stages`). Raises UserError."""
     matched = match(base, new, mapping)
     pairs = grouped(matched.both, stages)
     tested = {key: test(found) for key, found in pairs.items()}
@@ -178,15 +177,10 @@ def _with_measures(one: Judged, policy: Policy, new: Side) -> Judged:
     limited = [m for m in one.measures if m.name in policy.limits]
     unknown = [m.words for m in limited if m.lost]
     if unknown and not any(lost.is_begun(pair, new) for pair in one.pairs):
-        one = _missing(one, f"{', '.join(unknown)}: unknown in new, although the policy limits it")
+        one = _missing(one, f"{', '.join(unknown)}: limited by the policy, and known in base but not in new")
     reasons = [f"{m.words}: {m.base:g} before, {m.new:g} now" for m in one.measures if m.more]
     for m in limited:
         if m.beyond(policy.limits[m.name]):
             limit = policy.limits[m.name]
             reasons.append(f"{m.words}: {m.base:.4g} before, {m.new:.4g} now, beyond the limit {limit:g}")
     return replace(one, code=REGRESSION, reasons=(*one.reasons, *reasons)) if reasons else one
-
-
-def describe(one: Judged) -> str:
-    """Return the cell and the reasons why it fails, in one line."""
-    return f"{bare(one.key.cell)}: {'; '.join(one.reasons)}"

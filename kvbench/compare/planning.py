@@ -13,6 +13,7 @@ never vary (see `needed`).
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -74,14 +75,9 @@ def needed(variance: float, margin: float) -> int:
     """
     if variance == 0:  # no score varies: bound the share of all questions that may differ
         return max(FEWEST, math.ceil(-math.log(2 * ALPHA) / margin))
-    least, most = FEWEST, 2 * FEWEST
-    while _reach(most) * math.sqrt(variance / most) > margin and most < MOST_QUESTIONS:
-        least, most = most, 2 * most
-    while least < most:
-        middle = (least + most) // 2
-        enough = _reach(middle) * math.sqrt(variance / middle) <= margin
-        least, most = (least, middle) if enough else (middle + 1, most)
-    return min(most, MOST_QUESTIONS + 1)
+    # The margin that n questions show falls as n grows. If no count suffices, the result is MOST_QUESTIONS + 1.
+    counts = range(FEWEST, MOST_QUESTIONS + 1)
+    return FEWEST + bisect_left(counts, True, key=lambda n: _reach(n) * math.sqrt(variance / n) <= margin)
 
 
 def _samples(variance: float, margin: float, questions: int) -> int | None:

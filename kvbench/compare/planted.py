@@ -5,15 +5,14 @@ An unchanged copy must pass the comparison. Nothing is written to disk.
     for check in checks(read_side("main")):
         check.name, check.wanted, check.found      # exit codes of `kvbench compare`
 
-The faults go into the evicting cell that has right answers in the most clusters. A planted drop of the score also
-changes the method's source. Otherwise the rule that equal code gives equal answers would catch the drop before the
-statistical test does.
+A planted drop of the score also changes the method's source. Otherwise the rule that equal code gives equal answers
+would catch the drop before the statistical test does.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,8 +31,8 @@ LEAST = fewest_clusters(ALPHA)  # if fewer clusters fall, a one-sided test at 5%
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result for one planted fault. name: the fault. wanted: the exit code that the comparison should have. found:
-    the exit code that it had. says: the comparison's error, its first failure or its summary."""
+    """The result for one planted fault. name: the fault. wanted: the exit code that the comparison should return.
+    found: the exit code that it returned. says: the comparison's error, its first failure or its summary."""
 
     name: str
     wanted: int
@@ -47,8 +46,9 @@ class Check:
 
 def checks(side: Side) -> Iterator[Check]:
     """Yield a check for each fault in `FAULTS`. The fault goes into a copy of the evicting cell that has right answers
-    in the most clusters; the copy is compared with the unchanged cell. Raises UserError if no cell has evictions, or if
-    every cell with evictions has right answers in too few clusters."""
+    in the most clusters; the copy is compared with the unchanged cell. Both sides also hold an unchanged twin of the
+    cell with another seed. Raises UserError if no cell has evictions, or if every cell with evictions has right answers
+    in too few clusters."""
     evicting = [cell for cell in side.cells.values() if any(one.entries[AFTER] for one in cell.questions.values())]
     if not evicting:
         raise UserError(f"{quote(side.name)} has no cell with evictions. Name a run with a smaller budget.")
@@ -56,9 +56,8 @@ def checks(side: Side) -> Iterator[Check]:
     if _clusters(cell) < LEAST:
         least = LEAST + math.ceil(LEAST / (KEEPS - 1))
         raise UserError(
-            f"{quote(side.name)} has no evicting cell with right answers to enough questions of different sources, so "
-            f"no drop of the score can be planted; about {least} such questions are needed. Name a run with more "
-            "questions."
+            f"{quote(side.name)}: no drop of the score can be planted. One cell with evictions must have right answers "
+            f"to about {least} questions from different clusters, and none has. Name a run with more questions."
         )
     twin = replace(cell, key=replace(cell.key, seed=f"{cell.key.seed} twin"))
     base = replace(side, cells={one.key: one for one in (cell, twin)}, folders=())
@@ -87,11 +86,11 @@ def _clusters(cell: Cell) -> int:
     return len({cell.questions[name].cluster for name in _falling(cell)})
 
 
-def _questions(cell: Cell, change: Callable[[int, Question], Question], **facts: str) -> Cell:
-    """Return the cell with changed questions, changed facts and another digest of its answers. change: a function that
-    gets the number of a question, from 0, and the question. facts: the new values by name."""
-    changed = {name: change(n, cell.questions[name]) for n, name in enumerate(sorted(cell.questions))}
-    return replace(cell, questions=changed, facts={**cell.facts, **facts}, digest=cell.digest[::-1])
+def _changed(cell: Cell, questions: Mapping[str, Question], **facts: str) -> Cell:
+    """Return the cell with some questions replaced, changed facts and another digest of its answers. facts: the new
+    values by name."""
+    together = {**cell.questions, **questions}
+    return replace(cell, questions=together, facts={**cell.facts, **facts}, digest=cell.digest[::-1])
 
 
 def _dropped(cell: Cell) -> Cell:
@@ -100,18 +99,16 @@ def _dropped(cell: Cell) -> Cell:
         for name, one in cell.questions.items()
         if name in _falling(cell)
     }
-    kept = {**cell.questions, **lost}
-    return _questions(replace(cell, questions=kept), lambda _, one: one, method_source="planted")
+    return _changed(cell, lost, method_source="planted")
 
 
-def _first(**changes: Callable[[Question], Any]) -> Callable[[int, Question], Question]:
-    """Return a function for the argument `change` of `_questions`; the function changes only the first question.
-    changes: for each field of the question that gets a new value, a function that returns this value."""
-
-    def change(number: int, question: Question) -> Question:
-        return question if number else replace(question, **{name: new(question) for name, new in changes.items()})
-
-    return change
+def _first(cell: Cell, **changes: Callable[[Question], Any]) -> Cell:
+    """Return the cell with a changed first question. changes: for each field of the question that gets a new value, a
+    function that returns this value."""
+    name = min(cell.questions)
+    question = cell.questions[name]
+    changed = replace(question, **{field: new(question) for field, new in changes.items()})
+    return _changed(cell, {name: changed})
 
 
 def _raised(cell: Cell) -> Cell:
@@ -130,8 +127,8 @@ FAULTS: dict[str, tuple[int, Callable[[Cell], Cell | None]]] = {
     "nothing": (PASS, lambda cell: cell),
     "a drop of the score": (REGRESSION, _dropped),
     "one more entry after an eviction": (REGRESSION, _raised),
-    "a sample without a score": (MISSING, lambda cell: _questions(cell, _first(**UNSCORED))),
+    "a sample without a score": (MISSING, lambda cell: _first(cell, **UNSCORED)),
     "no such cell": (MISSING, lambda cell: None),
-    "another prompt": (REFUSED, lambda cell: _questions(cell, _first(asked=lambda q: (q.asked or "")[::-1]))),
-    "another task version": (REFUSED, lambda cell: _questions(cell, lambda _, q: q, task_version="planted")),
+    "another prompt": (REFUSED, lambda cell: _first(cell, asked=lambda q: (q.asked or "")[::-1])),
+    "another task version": (REFUSED, lambda cell: _changed(cell, {}, task_version="planted")),
 }

@@ -126,7 +126,8 @@ def _rule(table: Mapping[str, Any], where: str) -> Rule:
 
 
 def margin(value: Any, where: str) -> float:
-    """Return a margin as a number from 0 to 1, where 0.02 is 2 points of the mean score. Raises UserError."""
+    """Return a margin as a number from 0 to 1, where 0.02 is 2 points of the mean score. where: the margin's name in
+    the error. Raises UserError."""
     return _number(value, where, 0.0, 1.0)
 
 

@@ -19,7 +19,7 @@ from kvbench.compare.cell import COUNTS, ENTRIES, NO_MARK, Cell, Key, Question, 
 from kvbench.compare.facts import FACTS, FILLED, of_record
 from kvbench.errors import SetupError, UserError, bare, quote
 from kvbench.report.agree import BY_QUESTION, OF_QUESTION, judge_of
-from kvbench.report.cells import answered, cells_of, mean, present, speed, speed_sd
+from kvbench.report.cells import answered, cells_of, decode_bounded, mean, present, speed, speed_sd
 from kvbench.report.load import find_runs
 from kvbench.report.repeated import each_once
 from kvbench.report.rows import KEY, RUN, Rows
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from kvbench.report.rows import Floats
 
-ASKED = ("prompt_sha256", "prompt_tokens_cut", *BY_QUESTION)
+ASKED = ("prompt_tokens_cut", *BY_QUESTION)
 USED = (
     KEY,
     *FACTS,
@@ -40,10 +40,9 @@ USED = (
     *("task", "doc_id", "sample", "cluster_id", "method", "options", "budget", "budget_share", "interval", "seed"),
     *("model", "decode_bounded", "status", "stop_reason", "output_sha256", "output_tokens", "no_answer", "score"),
     *("score_partial", "score_strict", "entries_after_evict", "entries_peak", "kv_bytes_peak", "kv_bytes_mean"),
-    *("decode_seconds", "evict_seconds", "tokens_per_second"),
+    *("decode_seconds", "evict_seconds", "tokens_per_second", "prompt_sha256"),
 )
 COLUMNS = tuple(dict.fromkeys(name for name in USED if name in NAMES))
-OPTIONS = {"options": "{}"}
 SAMPLES = 1 << 20  # a sample's number is below this
 
 
@@ -105,7 +104,8 @@ def of_tables(
         there = ", ".join(quote(run) for run, _ in sources)
         raise UserError(f"there are no rows yet in {there}. Compare again when the run has rows.")
     rows, repeated = each_once(Rows.of(tables), paths)
-    rows = rows.having(**{column: rows.text(column).filled(value) for column, value in (FILLED | OPTIONS).items()})
+    filled = FILLED | {"options": "{}"}
+    rows = rows.having(**{column: rows.text(column).filled(value) for column, value in filled.items()})
     cells = {cell.key: cell for cell in _cells(rows, records)}
     return Side(name=name, cells=cells, sources=sources, notices=tuple(repeated))
 
@@ -139,12 +139,11 @@ def _cell(key: Key, rows: Rows, records: Mapping[str, Mapping[str, Any]]) -> Cel
     there = [runs.names[code] for code in runs.present()]
     answers = answered(rows)
     headline = headline_of(key.task)
-    bounded = present(rows.number("decode_bounded"))
     return Cell(
         key=key,
         run=", ".join(there),
         headline=headline,
-        bounded=bool(bounded.all()) if len(bounded) else True,
+        bounded=decode_bounded(rows),
         facts=_facts(key, rows, [records[run] for run in there]),
         figures=_figures(answers),
         questions=dict(_questions(key, rows, headline)),
@@ -178,7 +177,7 @@ def _questions(key: Key, rows: Rows, headline: str) -> Iterator[tuple[str, Quest
 
     names = ("doc_id", "cluster_id", "status", "stop_reason", "prompt_sha256", "output_sha256")
     texts = {name: rows.text(name).list() for name in names}
-    asked = {name: rows.number(name) for name in ASKED if name != "prompt_sha256"}
+    asked = {name: rows.number(name) for name in ASKED}
     entries = [rows.number(name) for name in ENTRIES[:-1]] + [rows.number("budget") + rows.number("interval")]
     scores, tokens, silent = (rows.number(name) for name in (headline, "output_tokens", "no_answer"))
     places: dict[str, dict[int, int]] = {}
@@ -226,8 +225,8 @@ def _samples(key: Key, rows: Rows) -> list[int]:
     if not fits.all():
         run = rows.text(RUN).names[rows.text(RUN).codes[int(np.argmin(fits))]]
         raise SetupError(
-            f"run {quote(run)} is damaged: {bare(key.cell)} has a sample with the number {found[~fits][0]:g}, and the "
-            f"numbers of samples are whole, from 0 to {SAMPLES - 1:,}. Leave this run out."
+            f"run {quote(run)} is damaged: {bare(key.cell)} has a sample with the number {found[~fits][0]:g}; the "
+            f"numbers of samples must be whole, from 0 to {SAMPLES - 1:,}. Leave this run out."
         )
     return [int(sample) for sample in found.tolist()]
 

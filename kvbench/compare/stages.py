@@ -23,7 +23,7 @@ from kvbench.compare.policy import Policy
 from kvbench.errors import UserError, bare
 from kvbench.report.stats import ALPHA, Regression, both, holm, regression
 
-Group = tuple[Pair, ...]
+Group = tuple[Pair, ...]  # a cell on both sides, for each seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,10 +111,7 @@ def _verdict(found: Regression, p: float, margin: float) -> str:
 
 
 def _regression(pairs: Group) -> Regression:
-    """Return one test on the samples of all `pairs` together. pairs: for each seed, the cell on both sides.
-
-    Only samples that have a score on both sides count.
-    """
+    """Return one test on the samples of all `pairs` together. Only samples that have a score on both sides count."""
     base, new, clusters = [], [], []
     for name in sorted({name for pair in pairs for name in pair.shared}):
         have = [(pair.base.questions[name], pair.new.questions[name]) for pair in pairs if name in pair.shared]

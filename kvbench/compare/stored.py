@@ -44,7 +44,8 @@ class Stored:
 
 
 def _is_of(cell: Cell, row: Mapping[str, Any]) -> bool:
-    """Return whether a row belongs to this cell. A row without a budget or interval fits a cell in which it is None."""
+    """Return whether a row belongs to this cell. A row without a budget (or interval) fits a cell whose budget (or
+    interval) is None."""
     key = cell.key
     share, size, interval = (_number(row[name]) for name in ("budget_share", "budget", "interval"))
     budget = size if share is None else share

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from kvbench.compare import words
 from kvbench.compare.flips import documents
 from kvbench.compare.measures import RATIOS, SHARES, Measure
 from kvbench.compare.outcome import Judged, Outcome
+from kvbench.errors import bare
 from kvbench.eviction.budget import label
 from kvbench.report.blocks import NOTHING, Block, Column, Report, chosen, entries, number
 from kvbench.report.load import Loaded
@@ -75,7 +77,7 @@ class Comparison(Report):
         if surroundings:
             notes.append(f"Differs, and may change the last bits of logits: {'; '.join(surroundings)}.")
         if self.outcome.extra:
-            notes.append(f"In NEW only: {words.extra(self.outcome)}.")
+            notes.append(f"In NEW only: {words.few(bare(key.cell) for key in self.outcome.extra)}.")
         notes += words.decisions(self.outcome)
         return [
             *notes,
@@ -107,7 +109,7 @@ def _columns(outcome: Outcome) -> list[Column]:
         Column("task", "key.task"),
         Column("method", "key.method"),
         Column("new_method", lambda one: one.pairs[0].new.key.method if one.pairs else None),
-        Column("", lambda one: words.name(one, outcome).replace(words.bare(one.key.cell), words.method(one)), "method"),
+        Column("", lambda one: words.name(one, outcome).replace(bare(one.key.cell), words.method(one)), "method"),
         Column("budget", "key.budget", "budget", label),
         Column("interval", "key.interval"),
         Column("seed", "key.seed"),
@@ -148,55 +150,43 @@ def _figures() -> list[Column]:
     columns = []
     for name, header in named.items():
         columns += [
-            Column("", _Shown(name), header),
-            *(Column(f"{name}.{side}", _Of(name, side)) for side in ("base", "new")),
+            Column("", partial(_shown, name), header),
+            *(Column(f"{name}.{side}", partial(_of, name, side)) for side in ("base", "new")),
         ]
         if name in ("output_tokens", *SHARES):
-            columns.append(Column(f"{name}.p_more", _Of(name, "p")))
+            columns.append(Column(f"{name}.p_more", partial(_of, name, "p")))
     return columns
 
 
-@dataclass(frozen=True, slots=True)
-class _Of:
-    """A function that returns a column's value for a cell. name: the name of a measure. side: the attribute of this
-    measure that is returned: "base", "new" or "p"."""
-
-    name: str
-    side: str
-
-    def __call__(self, one: Judged) -> float | None:
-        found = _measure(one, self.name)
-        return None if found is None else float(getattr(found, self.side))
+def _of(name: str, side: str, one: Judged) -> float | None:
+    """Return the attribute `side` ("base", "new" or "p") of a cell's measure `name`."""
+    found = _measure(one, name)
+    return None if found is None else float(getattr(found, side))
 
 
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """A function that returns a cell's measure as a table shows it: a ratio, the change of a share, or a number of
-    entries (the numbers of both sides if they differ). name: the measure."""
+def _shown(name: str, one: Judged) -> str | None:
+    """Return a cell's measure as a table shows it: a ratio, the change of a share, or a number of entries (the numbers
+    of both sides if they differ). name: the measure."""
+    found = _measure(one, name)
+    if found is None or math.isnan(found.new):
+        return None
+    if name in SHARES:
+        return f"{found.new - found.base:+.3f}"
+    if name in RATIOS:
+        return None if math.isnan(found.ratio) else f"{found.ratio:.2f}x{_spread(found, one)}"
+    if found.base == found.new:
+        return entries(found.new)
+    return f"{NOTHING if math.isnan(found.base) else entries(found.base)} > {entries(found.new)}"
 
-    name: str
 
-    def __call__(self, one: Judged) -> str | None:
-        found = _measure(one, self.name)
-        if found is None or math.isnan(found.new):
-            return None
-        if self.name in SHARES:
-            return f"{found.new - found.base:+.3f}"
-        if self.name in RATIOS:
-            return None if math.isnan(found.ratio) else f"{found.ratio:.2f}x{self._spread(one)}"
-        if found.base == found.new:
-            return entries(found.new)
-        return f"{NOTHING if math.isnan(found.base) else entries(found.base)} > {entries(found.new)}"
-
-    def _spread(self, one: Judged) -> str:
-        """Return the standard deviation of the ratio of speeds (new / base), as text. It is computed from the spread of
-        each side's speed over batches; with two seeds, only the batches of the first seed count. Returns "" for other
-        measures than speed, and if a side has only one batch."""
-        if self.name != "tokens_per_second" or not one.pairs:
-            return ""
-        spreads = [side.figures.get("speed_spread", math.nan) for side in (one.pairs[0].base, one.pairs[0].new)]
-        found = _measure(one, self.name)
-        return "" if found is None or any(map(math.isnan, spreads)) else f" ±{found.ratio * math.hypot(*spreads):.2f}"
+def _spread(found: Measure, one: Judged) -> str:
+    """Return the standard deviation of the ratio of speeds (new / base), as text. It is computed from the spread of
+    each side's speed over batches; with two seeds, only the batches of the first seed count. Returns "" for other
+    measures than speed, and if a side has only one batch."""
+    if found.name != "tokens_per_second" or not one.pairs:
+        return ""
+    spreads = [side.figures.get("speed_spread", math.nan) for side in (one.pairs[0].base, one.pairs[0].new)]
+    return "" if any(map(math.isnan, spreads)) else f" ±{found.ratio * math.hypot(*spreads):.2f}"
 
 
 def _measure(one: Judged, name: str) -> Measure | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from kvbench import errors
 from kvbench.compare.cell import Side
 from kvbench.compare.facts import WORDS, Difference
 from kvbench.compare.outcome import Judged, Outcome
@@ -18,7 +19,7 @@ WIDE = 0.2  # a note explains lower bounds that are further than this below the 
 
 def name(one: Judged, outcome: Outcome) -> str:
     """Return a cell in words. If another cell of the outcome has the same task, method and budget, the text also states
-    in what this cell differs from the other: model, interval or seed."""
+    this cell's model, interval and seed, as far as they differ from the other cell's."""
     keys = [other.key for other in outcome.judged if other.key != one.key]
     key = one.key
     alike = [k for k in keys if (k.task, k.method, k.budget) == (key.task, key.method, key.budget)]
@@ -135,9 +136,8 @@ def second_run(outcome: Outcome) -> str:
 
 
 def differing(outcome: Outcome) -> Iterator[tuple[str, str]]:
-    """Yield (class, sentence) for each fact that differs between the sides. The class is "subject" (the comparison is
-    meant to test the fact's effect) or "surroundings" (the fact may change the last bits of logits). The sentence has
-    both values; for a fact about methods it also names the methods."""
+    """Yield (class, sentence) for each fact that differs between the sides. The class is "subject" or "surroundings"
+    (see `kvbench.compare.facts`). The sentence has both values; for a fact about methods it also names the methods."""
     found: dict[Difference, list[str]] = {}
     for one in outcome.judged:
         for difference in (found for pair in one.pairs for found in pair.differences):
@@ -152,8 +152,8 @@ def differing(outcome: Outcome) -> Iterator[tuple[str, str]]:
 
 
 def machines(outcome: Outcome) -> str:
-    """Return the machines of both sides in words: for each side at most two devices, processors and numbers of threads.
-    A note on speed names them."""
+    """Return the machines of both sides in words, for a note on speed: for each side at most two devices, processors
+    and numbers of threads."""
     sides = []
     for side in (outcome.base, outcome.new):
         facts = [cell.facts for cell in side.cells.values()]
@@ -209,11 +209,7 @@ def summary(outcome: Outcome) -> str:
     """Return the number of cells by verdict, as in "12 cells: 1 worse, 2 undecided, 9 same." """
     verdicts = [verdict(one).partition(" p")[0] for one in outcome.judged]
     listed = ", ".join(f"{verdicts.count(word)} {word}" for word in dict.fromkeys(sorted(verdicts)))
-    return f"{len(verdicts)} {'cell' if len(verdicts) == 1 else 'cells'}: {listed}."
-
-
-def extra(outcome: Outcome) -> str:
-    return few(bare(key.cell) for key in outcome.extra)
+    return f"{counted(len(verdicts), 'cell')}: {listed}."
 
 
 def mapped(outcome: Outcome) -> Iterator[str]:
@@ -238,6 +234,4 @@ def method(one: Judged) -> str:
 
 def few(names: Iterable[str]) -> str:
     """Return the first `MOST` names and the number of the others, as in "a, b, c, d and 3 more"."""
-    listed = list(names)
-    more = len(listed) - MOST
-    return ", ".join(listed[:MOST]) + (f" and {more} more" if more > 0 else "")
+    return errors.few(list(names), MOST)

@@ -34,9 +34,7 @@ ELSEWHERE = ("KVBENCH_DATA", "KVBENCH_NO_PROGRESS")  # variables that are not se
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value of a setting, with its source. The source says where the user gave the value, in the words of messages:
-    ``--seed`` or ``c.toml:12: 'seed'``.
-    """
+    """A value of a setting, and its source as messages name it: ``--seed``, ``c.toml:12: 'seed'``."""
 
     value: Any
     source: str
@@ -47,8 +45,8 @@ Layer = dict[str, Given]
 
 @dataclass(slots=True)
 class Gathered:
-    """Settings from all sources: files, environment variables and flags. Flags override variables, variables override
-    files, and the config file overrides the suite.
+    """Settings from all sources. Flags override variables, variables override files, and the config file overrides the
+    suite.
 
     files: the settings of the suite, then those of the config file; a file that the user did not name is left out.
     blocks: the ``[[grid]]`` blocks of the config file or, if the config file has no such block, of the suite.
@@ -132,8 +130,7 @@ def about(name: str) -> dict[str, str]:
 
 def suite_path(name: str) -> Path:
     """Return the path of a suite's file. name: the name of a suite that ships with kvbench, or the path of a TOML
-    file. Raises UserError for any other name.
-    """
+    file. Raises UserError for any other name."""
     shipped = suites()
     if name.strip().lower() in shipped:
         return shipped[name.strip().lower()]
@@ -144,7 +141,7 @@ def suite_path(name: str) -> Path:
 
 def read(path: Path, option: str) -> tuple[Layer, list[Layer]]:
     """Return the settings and the ``[[grid]]`` blocks of a TOML file. The source of each value states its line in the
-    file. Raises UserError for a file that cannot be read and for unknown keys.
+    file. Raises UserError if the file cannot be read, is no valid TOML file of settings, or has unknown keys.
 
     option: the flag with which the user named the file, for messages.
     """

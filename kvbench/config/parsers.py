@@ -28,12 +28,9 @@ LARGEST = 2**31 - 1  # of settings without a bound of their own: columns of rows
 
 
 class BadValue(ValueError):
-    """The error for an invalid value of a setting. need: the valid values, in words. got: the invalid value.
-
-    `sentence` makes the message; its parameter `label` says where the user gave the value. The message is "LABEL must
-    be NEED; got GOT." or, for an environment variable, "LABEL: GOT is not NEED.". If `predicate` is given, the message
-    is "LABEL PREDICATE" instead.
-    """
+    """The error for an invalid value of a setting. need: the valid values, in words. got: the invalid value. predicate:
+    replaces "must be NEED; got GOT." after the label. `sentence` makes the message; its parameter `label` says where
+    the user gave the value."""
 
     def __init__(self, need: str = "", got: str = "", *, predicate: str = "") -> None:
         super().__init__(predicate or need)
@@ -48,10 +45,7 @@ class BadValue(ValueError):
 
 
 def parse(label: str, parser: Parser, raw: object) -> Any:
-    """Run a parser on a value. Raises UserError for an invalid value.
-
-    label: where the user gave the value (``--seed``, ``c.toml:3: 'seed'``); the message starts with it.
-    """
+    """Run a parser on a value. Raises UserError for an invalid value; its message starts with `label`."""
     try:
         return parser(raw)
     except BadValue as error:
@@ -60,8 +54,7 @@ def parse(label: str, parser: Parser, raw: object) -> Any:
 
 def setting(default: Any, parser: Parser, help: str, *, panel: str, metavar: str = "N") -> Any:
     """Declare a setting: return a dataclass field with its default, parser and help text. panel: the title of the group
-    in which ``--help`` lists the setting. metavar: the placeholder of its value in ``--help``.
-    """
+    in which ``--help`` lists the setting. metavar: the placeholder of its value in ``--help``."""
     return field(default=default, metadata={"parser": parser, "help": help, "panel": panel, "metavar": metavar})
 
 
@@ -74,8 +67,7 @@ def got(raw: object) -> str:
 
 def whole(low: int, high: int | None = None, *, word: str | None = None) -> Parser:
     """Return a parser of integers from `low` to `high` (None: `LARGEST`). word: a text, such as "auto", that the
-    parser also accepts.
-    """
+    parser also accepts."""
     need = f"a whole number from {low} to {high}" if high is not None else f"{low} or more"
     most = LARGEST if high is None else high
     if word:

@@ -26,7 +26,6 @@ from kvbench.registry import NameTaken
 
 @dataclass(frozen=True, slots=True)
 class _Plugin:
-    path: Path
     sha256: str
     members: tuple[tuple[str, str], ...]  # kind and name of everything that it registered, such as ("method", "gkv")
 
@@ -41,8 +40,8 @@ _LOADED: dict[Path, _Plugin] = {}
 def load_plugin(path: str) -> list[str]:
     """Import a plug-in and return the names that it registered. A file that was imported before is not imported again.
 
-    Raises UserError if the import fails, or if the file registers nothing. After a failed import, the names that the
-    file registered are removed again.
+    Raises UserError if the file cannot be read, if its import fails, or if it registers nothing. After a failed import,
+    the names that the file registered are removed again.
     """
     label = f"--plugin {quote(path)}"
     file = Path(path).expanduser().resolve()
@@ -69,7 +68,7 @@ def load_plugin(path: str) -> list[str]:
         for known, state in zip(_REGISTRIES, saved):
             known.restore(state)
         raise
-    _LOADED[file] = _Plugin(file, sha256, tuple(members))
+    _LOADED[file] = _Plugin(sha256, tuple(members))
     return _LOADED[file].names()
 
 
@@ -94,8 +93,8 @@ def check_same(
     """Raise UserError if the user continues a run with other plug-in files than the run began with. The files are
     compared by content, not by path.
 
-    now: the files that the user gives now. recorded: the files in the run's record; both as `hashed` returns them.
-    more: whether `now` may have files that `recorded` lacks.
+    now: the files that the user gives now. recorded: the files in the run's record. Both have the form that `hashed`
+    returns. more: whether `now` may have files that `recorded` lacks.
     """
     was = {p["sha256"]: Path(p["path"]).name for p in recorded}
     has = {p["sha256"]: p["path"] for p in now}
@@ -129,8 +128,8 @@ def loaded(paths: Sequence[str]) -> list[dict[str, str]]:
 
     The files must be imported already.
     """
-    plugins = [_LOADED[Path(path).expanduser().resolve()] for path in paths]
-    return [{"path": str(plugin.path), "sha256": plugin.sha256} for plugin in plugins]
+    files = [Path(path).expanduser().resolve() for path in paths]
+    return [{"path": str(file), "sha256": _LOADED[file].sha256} for file in files]
 
 
 def hash_of(name: str, *kinds: str) -> str | None:
@@ -166,4 +165,4 @@ def _cause(error: BaseException, file: Path) -> str:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     where = f", line {lines[-1]}" if lines else ""
     first = (words(error).splitlines() or [""])[0]
-    return f"{where}: {type(error).__name__}{f' ({bare(first)})' if first else ''} while it was imported."
+    return f"{where}: {type(error).__name__}{f' ({bare(first)})' if first else ''} while the file was imported."

@@ -69,11 +69,8 @@ class MethodChoice:
     @property
     def takes_budget(self) -> bool:
         """Whether the method needs a budget. The full cache and methods whose options set the size of the cache need
-        none.
-        """
-        if "+" in self.name:  # methods without a budget cannot be combined
-            return True
-        return bool(registry.methods.get(self.name)(**dict(self.options)).takes_budget)
+        no budget; ``+`` cannot join them to another method."""
+        return "+" in self.name or bool(registry.methods.get(self.name)(**dict(self.options)).takes_budget)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +94,8 @@ class Grid:
     """A block of cells: every method at every budget and interval on every task. A method without a budget has one cell
     per task and interval; the full cache has one cell per task.
 
-    intervals: if it is empty, the run's interval applies. limit: the number of questions per task. prompt_style: the
-    wording of the questions. If `limit` or `prompt_style` is None, the run's setting of that name applies.
+    intervals: empty if the run's interval applies. limit: the number of questions per task. prompt_style: the wording
+    of the questions. If `limit` or `prompt_style` is None, the run's setting of that name applies.
     """
 
     methods: tuple[MethodChoice, ...]
@@ -142,8 +139,7 @@ class RunConfig(Settings):
     def _check_one_per_task(self, name: str) -> None:
         """Raise UserError if a grid has an invalid value of the setting `name`, or if two grids with the same task
         state different values of this setting. Two grids also differ if only one of them states a value. name: one of
-        `PER_TASK`, the settings that a grid may state for its tasks.
-        """
+        `PER_TASK`, the settings that a grid may state for its tasks."""
         values: dict[str, Any] = {}
         for grid in self.grids:
             value = getattr(grid, name)
@@ -228,7 +224,7 @@ class RunConfig(Settings):
         return f"{model}-{self.hash()[:8]}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the configuration as a dictionary of JSON types; the options of a method are a dictionary in it."""
+        """Return the configuration as a dictionary of JSON types. Each method's options are a dictionary, too."""
         grids = [
             {
                 "methods": [{"name": m.name, "options": dict(m.options)} for m in grid.methods],

@@ -38,7 +38,8 @@ def of_machine(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Find the innermost cause of an exception, and return the first line of this cause's message."""
+    """Find the innermost cause of an exception, and return the first line of this cause's message. If the message is
+    empty, return the name of the cause's class."""
     *_, cause = _causes(error)
     return (words(cause).strip().splitlines() or [type(cause).__name__])[0]
 

@@ -31,7 +31,7 @@ class Problems:
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """If the block raises a KVBenchError, collect this error and continue after the block."""
+        """If the body of the ``with`` statement raises a KVBenchError, collect it and continue after the body."""
         try:
             yield
         except KVBenchError as error:

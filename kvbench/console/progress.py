@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvbench.console import terminal
 from kvbench.errors import bare
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ def step(text: str) -> None:
     """Print on stderr, in one line, what a command does next. Commands without a progress display call this function.
     Nothing is printed if `KVBENCH_NO_PROGRESS` is set."""
     if not silenced():
-        from kvbench.console import terminal
-
         print(terminal.clean(text), file=sys.stderr, flush=True)
 
 
@@ -36,8 +35,8 @@ def silenced() -> bool:
 
 @contextlib.contextmanager
 def preparing(text: str, *, quiet: bool = False) -> Iterator[None]:
-    """Print `text`, which says what a command does in the block, on a terminal only. Commands use this for work that
-    counts no rows."""
+    """On a terminal, print `text`, which says what a command does in the body of the ``with`` statement. Commands use
+    `preparing` for work that counts no rows."""
     progress = Progress(quiet=quiet)
     progress.prepare(text)
     try:
@@ -62,10 +61,11 @@ class Progress:
         self._below: list[str] = []
 
     def prepare(self, text: str) -> None:
-        """Show what the command does before there are rows to count, such as loading the model.
+        """Show `text`: what the command does before there are rows to count, such as loading the model.
 
-        On a terminal the line is printed at once and not redrawn, because libraries may draw progress bars of their own
-        below it. Elsewhere no line is printed in the ten seconds after the first call.
+        On a terminal the text is printed at once as a line and not redrawn, because libraries may draw progress bars of
+        their own below it. Elsewhere, the first call of this method prints nothing, and nothing is printed in the ten
+        seconds after it.
         """
         self._preparing = bare(text)
         if self._stream.isatty():
@@ -107,9 +107,10 @@ class Progress:
     ) -> None:
         """Show new figures.
 
-        rows_done: finished rows of the whole run. tokens: the tokens that this process has generated so far.
-        kv_bytes_now, kv_bytes_peak: bytes in the KV cache, now and at most so far. score_mean, score_halfwidth: mean
-        score of the current cell, and half the width of its confidence interval.
+        rows_done: finished rows of the whole run. tokens: the tokens that this command has generated so far.
+        kv_bytes_now, kv_bytes_peak: bytes in the KV cache, now and at most in the current cell. With several workers,
+        tokens and bytes are sums over the workers. score_mean, score_halfwidth: mean score of the current cell, and
+        half the width of the mean's confidence interval.
         """
         now = self._clock()
         if now > self._tokens_at:
@@ -153,8 +154,7 @@ class Progress:
 
 def rate(before: float, tokens: int, seconds: float) -> float:
     """Return the tokens per second, smoothed over about three calls. before: the result of the previous call; 0 at the
-    first call.
-    """
+    first call."""
     new = max(0, tokens) / seconds if seconds > 0 else before
     return new if before == 0 else 0.7 * before + 0.3 * new
 

@@ -41,8 +41,7 @@ _ASSIGNMENT = re.compile(rf"""(\b[\w-]*{_NAME}[\w-]*["']?\s*[=:]\s*["']?)([^\s"'
 
 def redact_text(text: str) -> str:
     """Return a text with ``~`` in place of the path of the home folder, and without recognisable secrets and values
-    behind names such as ``token=``.
-    """
+    behind names such as ``token=``."""
     return fold_home(redact_keys(text))
 
 
@@ -53,21 +52,14 @@ def fold_home(text: str) -> str:
 
 
 def redact_keys(text: str) -> str:
-    """Return another program's text with its secrets hidden: recognisable secrets, and values behind names such as
-    ``token=``.
-
-    Paths are not changed.
-    """
+    """Return another program's text with its secrets hidden as `redact_text` hides them, but with paths unchanged."""
     text = _BEARER.sub(rf"\1 {HIDDEN}", hide_keys(text))
     return _ASSIGNMENT.sub(rf"\g<1>{HIDDEN}", text)
 
 
 def hide_keys(text: str) -> str:
-    """Return a text in which values that look like secrets are hidden.
-
-    The value alone decides, not the name before it: ``token=abc/q.jsonl`` is not changed, because ``abc/q.jsonl`` does
-    not look like a secret.
-    """
+    """Return a text in which values that look like secrets are hidden, whatever the name before them:
+    ``token=abc/q.jsonl`` is not changed, because ``abc/q.jsonl`` does not look like a secret."""
     for value in _secret_values(os.environ):
         text = text.replace(value, HIDDEN)
     text = _SHAPES.sub(HIDDEN, text)
@@ -94,8 +86,7 @@ def _secret_values(environ: Mapping[str, str]) -> list[str]:
 
 def redact_argv(argv: Sequence[str]) -> list[str]:
     """Return a command line in which the values of options such as ``--api-key`` are hidden, in both spellings
-    ``--api-key VALUE`` and ``--api-key=VALUE``. All other words are redacted by `redact_text`.
-    """
+    ``--api-key VALUE`` and ``--api-key=VALUE``. All other words are redacted by `redact_text`."""
     redacted = []
     option = ""  # the option whose value comes next
     for word in argv:

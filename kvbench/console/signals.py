@@ -34,13 +34,13 @@ PATIENCE = 8.0  # seconds from the first signal until the process ends without w
 TOGETHER = 0.3  # seconds within which several signals count once: timeout(1) signals both the process and its group
 SOON = 0.01  # seconds until a discarded exception is raised again
 AGAIN = "interrupted before it finished; the same command starts anew."
-_NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
+# Windows has no SIGHUP.
+_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 class Signalled(BaseException):
     """Raised when a signal asks this process to end. Signalled is no subclass of Exception, so that no ``except
-    Exception`` catches it.
-    """
+    Exception`` catches it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -52,9 +52,9 @@ class Signalled(BaseException):
 
 @contextlib.contextmanager
 def handled() -> Iterator[None]:
-    """Handle signals while the block runs.
+    """Handle signals while the body of the ``with`` statement runs.
 
-    Has no effect inside another such block, after `install`, or outside the main thread.
+    `handled` has no effect inside another `handled`, after `install`, or outside the main thread.
     """
     global _handling
     if _handling is not None or threading.current_thread() is not threading.main_thread():
@@ -78,11 +78,11 @@ def install() -> None:
 
 @contextlib.contextmanager
 def phase(tell: Callable[[], str]) -> Iterator[None]:
-    """If a signal ends the block, raise `Interrupted` with the text that `tell` returns.
+    """If a signal ends the body of the ``with`` statement, raise `Interrupted` with the text that `tell` returns.
 
-    `Interrupted` is also raised if a library discarded `Signalled`, the exception of the signal, and the block then
+    `Interrupted` is also raised if a library discarded `Signalled`, the exception of the signal, and the body then
     failed with an exception other than KVBenchError (see `came`). tell: called when `Interrupted` is raised, or when
-    the thread that watches for signals ends the process while the block runs.
+    the thread that watches for signals ends the process while the body runs.
     """
     _tellers.append(tell)
     try:
@@ -101,20 +101,18 @@ def phase(tell: Callable[[], str]) -> Iterator[None]:
 def came() -> Signalled | None:
     """Return the `Signalled` of the first signal that this process received; None if it received none.
 
-    A library may discard `Signalled` and then fail in another way. For example, torch discards it while it imports
-    numpy, and goes on with half of numpy. Callers therefore treat an unexpected error after a signal as an
-    interruption.
+    A library may discard `Signalled` and then fail in another way. For example, if the signal comes while torch imports
+    numpy, torch discards `Signalled` and continues with a part of numpy. Callers therefore treat an unexpected error
+    after a signal as an interruption.
     """
     return None if _handling is None or _handling.number is None else Signalled(_handling.number)
 
 
 @contextlib.contextmanager
 def shield() -> Iterator[None]:
-    """Postpone the exception that a signal raises (`Signalled`) to the end of the block.
-
-    The thread that watches for signals may still end the process inside the block, after `PATIENCE` seconds or at a
-    second signal. `shield` has no effect if signals are not handled, or outside the main thread.
-    """
+    """Postpone the exception that a signal raises (`Signalled`) to the end of the body of the ``with`` statement. The
+    thread that watches for signals may still end the process during the body. `shield` has no effect if signals are not
+    handled, or outside the main thread."""
     handling = _handling
     if handling is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -129,11 +127,7 @@ def shield() -> Iterator[None]:
 
 def settle() -> None:
     """From now on, let no signal raise an exception: the command has ended, and a late signal must not change the exit
-    code.
-
-    The thread that watches for signals still ends the process in two cases: `PATIENCE` seconds after the first signal,
-    or at a second signal.
-    """
+    code. The thread that watches for signals may still end the process."""
     if _handling is not None:
         _handling.shields += 1
 
@@ -141,9 +135,8 @@ def settle() -> None:
 def _ignore() -> None:
     """Ignore signals while Python shuts down. Otherwise Python would restore the default handlers, and a signal would
     change the exit code."""
-    for name in _NAMES:
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def at_end(clean: Callable[[], None]) -> None:
@@ -156,10 +149,10 @@ def not_at_end(clean: Callable[[], None]) -> None:
 
 
 def say(error: Interrupted, tell: Callable[[Interrupted], None]) -> None:
-    """Call the functions registered by `at_end`, then let `tell` print the error: the line that the user sees after a
-    signal.
+    """Call the functions registered by `at_end`, then call `tell`, which prints `error` as the line that the user sees
+    after a signal.
 
-    `tell` is not called if the thread that watches for signals has printed this line already.
+    `tell` is not called if the thread that watches for signals has already printed a line.
     """
     clean_up()
     if _handling is None or _handling.claim():
@@ -192,7 +185,7 @@ class _Handling:
         self._unraisable, sys.unraisablehook = sys.unraisablehook, self._swallowed
         self._watcher = threading.Thread(target=self._watch, name="kvbench-signals", daemon=True)
         self._watcher.start()
-        for number in (getattr(signal, name) for name in _NAMES if hasattr(signal, name)):
+        for number in _SIGNALS:
             if number == getattr(signal, "SIGHUP", None) and signal.getsignal(number) is signal.SIG_IGN:
                 continue  # ignored by nohup
             self._before[number] = signal.signal(number, self._receive)
@@ -267,11 +260,9 @@ class _Handling:
         clean_up()
         if self.claim():
             with contextlib.suppress(Exception):
-                os.write(2, (_SHOW_CURSOR if os.isatty(2) else b"") + self._text().encode() + b"\n")
+                text = _tellers[-1]() if _tellers else AGAIN
+                os.write(2, (_SHOW_CURSOR if os.isatty(2) else b"") + text.encode() + b"\n")
         os._exit(128 + number)
-
-    def _text(self) -> str:
-        return _tellers[-1]() if _tellers else AGAIN
 
 
 _SHOW_CURSOR = b"\r\x1b[?25h"

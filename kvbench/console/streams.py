@@ -22,11 +22,10 @@ class Unprintable(SetupError):
 
 
 def repair() -> None:
-    """Make the standard streams safe to print to: open the null device where a descriptor from 0 to 2 is closed.
+    """Make the standard streams safe to print to, as the module's docstring describes it.
 
-    From now on, a failed write to stdout raises an error that kvbench prints as one line; if stdout is a pipe without
-    a reader, the write raises BrokenPipeError. A failed write to stderr is ignored. Streams that other code has
-    replaced, such as pytest's, are not changed.
+    From now on, a failed write to stdout raises `Unprintable`, or BrokenPipeError if stdout is a pipe without a reader.
+    Streams that other code has replaced, such as pytest's, are not changed.
     """
     for number in range(3):
         try:

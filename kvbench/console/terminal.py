@@ -63,8 +63,7 @@ def _redact() -> ModuleType:
 
 def clean(text: str) -> str:
     """Return a text of unknown origin as one line that is safe to print: line ends, control characters and
-    text-direction characters are escaped.
-    """
+    text-direction characters are escaped."""
     return "".join(bare(text[i : i + 200]) for i in range(0, len(text), 200))
 
 
@@ -108,8 +107,7 @@ def grid(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: tuple[str, ...] = ()) -> None:
     """Print a table on stdout. columns: the column titles. right: the titles of columns that are aligned at the
-    right.
-    """
+    right."""
     filled = grid(*columns, right=right)
     for row in rows:
         filled.add_row(*row)

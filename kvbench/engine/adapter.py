@@ -3,7 +3,8 @@
     with adapted(model, weights):
         model(inputs_embeds=...)
 
-Inside the block, each linear layer that the adapter names computes W x + scaling B A x, where W is the layer's weight.
+Inside the `with` block, each linear layer that the adapter names computes W x + scaling B A x, where W is the layer's
+weight.
 
 An adapter of rank r has the tensors ``A.<layer>.<projection>`` [r, in], ``B.<layer>.<projection>`` [out, r] and
 ``scaling`` [1]. For example, ``A.3.q_proj`` belongs to the query projection of layer 3. Hu et al., LoRA,
@@ -56,7 +57,7 @@ def fit_adapter(shapes: Mapping[str, tuple[int, ...]], model: Any) -> dict[str, 
 
 @contextlib.contextmanager
 def adapted(model: Any, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Apply an adapter in every forward pass inside the block.
+    """Apply an adapter in every forward pass inside the `with` block.
 
     weights: the adapter's tensors, named as the module's docstring says. Raises SetupError when the adapter names a
     layer that the model lacks, or has tensors that do not fit the layer's shape.

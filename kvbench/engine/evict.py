@@ -4,8 +4,8 @@ A view shows a method entries of one or several slots. How many layers it shows 
 
 - not `stacked`: one layer.
 - `stacked`, and decides about each layer alone: one or several layers, all with equally many entries.
-- `stacked`, and decides about all layers together: all layers, padded to one length. If they do not fit into one
-  view, or differ in more than their index, the method gets one view per layer, all in one call.
+- `stacked`, and decides about all layers together: all layers, padded to one length. If the layers do not fit into
+  one view, or differ in more than their index, the method gets one view per layer, all in one call.
 
 Decisions do not depend on which slots share a view. `cache.prompt.PromptCache` evicts while a prompt is read.
 """
@@ -33,7 +33,7 @@ Part = tuple[Stack, RowBatch]
 
 @contextlib.contextmanager
 def one_thread(device: torch.device) -> Iterator[None]:
-    """Run the block on one thread if the device is a CPU.
+    """Let torch use one thread inside the `with` block if the device is a CPU.
 
     With more threads, the last bits of a sequence's scores depend on the other sequences of its batch.
     """
@@ -130,7 +130,7 @@ class Evictor:
         return allowed(self.method, self.budget[slot], self.prompt_len[slot], seen, self.evictions[slot])
 
     def _complete(self, slots: Sequence[int]) -> None:
-        """Write the positions and initial columns of all entries of these slots that still lack them."""
+        """Write positions and initial columns of the newest entries of these slots, which have none until now."""
         fresh = np.array(self.cache.fresh)
         for stack in self.cache.stacks:
             rows = stack.rows_of([s for s in slots if fresh[s]])

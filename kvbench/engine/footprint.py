@@ -12,14 +12,17 @@ import torch
 from kvbench.engine.attention.geometry import LayerGeometry
 from kvbench.engine.cache.layout import layer_by_layer, pass_tokens, plan_slot_bytes, stored_queries
 from kvbench.engine.cache.slot_cache import Shape
-from kvbench.engine.drawing_bytes import drawing_bytes
 from kvbench.engine.kernels.backends import Backend
+from kvbench.engine.meta import META, Answers, MetaBytes
 from kvbench.engine.meta_views import MetaViews
 from kvbench.engine.model.packing import packed_from
 from kvbench.engine.model.shape import ModelShape, Part
 from kvbench.engine.prompt_bytes import PromptBytes
+from kvbench.engine.sampler import next_tokens
 from kvbench.engine.scratch import Scratch, Ticks
+from kvbench.engine.state import Drawing, State
 from kvbench.eviction.api import Method
+from kvbench.eviction.planned_device import planned_for
 from kvbench.records import Sampling
 
 FLOAT = 4  # bytes; logits and scores are computed in float32
@@ -176,7 +179,7 @@ def _kept(method: Method, rows: int) -> int:
 
 
 def _wide(geometry: Sequence[LayerGeometry], block: int, rows: int, prefill: str) -> list[LayerGeometry]:
-    """Return the layers with wider sliding windows.
+    """Return all layers, with every sliding window widened.
 
     The new window is the number of entries that a head holds while a prompt is read. With chunked prefill, it is the
     old window plus one block, but at most `rows`. Otherwise it is the whole prompt (`rows`).
@@ -190,11 +193,30 @@ def _step(
 ) -> int:
     """Return the bytes of a decode step per slot: for activations, one layer's attention, logits and the next token.
 
-    The next token is drawn, or is given and gets a log-probability; the larger of both counts is used. rows: entries
-    per head. drawing: bytes of a draw. gathered: whether a layer's entries are copied into one tensor before attention
-    reads them.
+    The next token is drawn, or is forced and gets a log-probability; the larger of the two counts is used. rows:
+    entries per head. drawing: bytes of a draw. gathered: whether a layer's entries are copied into one tensor before
+    attention reads them.
     """
     vocabulary = shape.vocabulary * dtype.itemsize + max(drawing, 2 * FLOAT * shape.vocabulary)
     weights = max(g.query_heads for g in geometry) * rows * (dtype.itemsize + 2 * FLOAT)
     copied = max(g.kv_heads * (g.head_dim + g.value_dim) for g in geometry) * rows * dtype.itemsize if gathered else 0
     return shape.activations(1, dtype) + vocabulary + weights + copied
+
+
+def drawing_bytes(vocabulary: int, dtype: torch.dtype, sampling: Sampling, backend: Backend, *, gpu: bool) -> int:
+    """Return the most bytes that `sampler.next_tokens` takes per row, in addition to the logits.
+
+    vocabulary, dtype: number and dtype of the logits in a row. gpu: whether a GPU draws. On a GPU, the result is 0 for
+    every backend but "torch": their kernels hold only a few numbers per row.
+
+    The count assumes the most costly case: end tokens are banned, because the answer may not end yet; and on a CPU, a
+    first draw among the largest logits does not suffice, so that a second draw reads the whole vocabulary.
+    """
+    if not vocabulary or (gpu and backend != "torch"):
+        return 0
+    drawing = Drawing(sampling=sampling, ends=1, bans=True)
+    with torch.inference_mode(), planned_for(gpu=gpu), MetaBytes(Answers()) as live:
+        logits, state = torch.empty(1, vocabulary, dtype=dtype, device=META), State(1, 1, drawing, META)
+        given = live.now
+        next_tokens(logits, state)
+    return live.peak - given

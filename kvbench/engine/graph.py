@@ -70,7 +70,7 @@ def _run_beside(stream: torch.cuda.Stream, beside: torch.cuda.Stream, step: Call
 
 @contextlib.contextmanager
 def _failures_of_capture() -> Iterator[None]:
-    """Raise CaptureError for a RuntimeError in the block.
+    """Raise CaptureError for a RuntimeError in the `with` block.
 
     The step ran without an error before, so the error comes from the capture or a forbidden wait. A failure of the
     device or of memory is raised unchanged, unless its message mentions a capture.
@@ -85,7 +85,7 @@ def _failures_of_capture() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _waits_refused() -> Iterator[None]:
-    """Inside the block, an operation that waits for the device raises RuntimeError, if torch detects the wait."""
+    """Inside the `with` block, an operation that waits for the device raises RuntimeError if torch detects the wait."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -47,7 +47,9 @@ class PromptImages:
             modality[first:last] = number
         tokens = torch.tensor([list(ids)], device=device)
         if bool((modality[None].eq(0) & image_tokens(model, tokens)).any()):
-            raise UserError("a prompt's text holds the model's image token, which stands for images. Remove it.")
+            raise UserError(
+                "a prompt's text holds the model's image token, which stands for images. Remove it from the text."
+            )
         read = images.read()
         turned = rotary_axes(model, tokens, modality[None] > 0, joined(read))
         return cls(images, read, turned[0] if turned else None, modality)
@@ -55,14 +57,6 @@ class PromptImages:
     def delta(self, tokens: int) -> int:
         """Return the rotary position minus the index, for the token after the first `tokens` tokens of the prompt."""
         return 0 if self.axes is None else int(self.axes[..., :tokens].max()) + 1 - tokens
-
-    def kept(self, held: Sequence[Sequence[torch.Tensor]]) -> tuple[float, float]:
-        """Return the share of the prompt's text tokens that still have an entry, and that share of its image tokens.
-
-        held: for each layer, the positions of each head's entries. See `kept_shares`.
-        """
-        heads = [positions for layer in held for positions in layer]
-        return kept_shares(heads, self.images.spans, len(self.modality))
 
     def border(self, first: int, last: int) -> int:
         """Return the token before which a pass from token `first` must end, so that the pass splits no image.
@@ -129,9 +123,9 @@ def rotary_axes(
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return the rotary positions [3, b, T] of prompts with images, and the delta [b] of each prompt.
 
-    delta: rotary position minus index of a token after the prompt. Both come from the model's function
-    `get_rope_index`. The result is None for models without this function, whose RoPE uses the index. shown: [b, T]
-    bool, the tokens that stand for images; inputs: the model's inputs for the images; mask: [b, T], 0 for pads.
+    delta: rotary position minus index of a token after the prompt. Both results come from the model's function
+    `get_rope_index`; None for a model without this function, whose RoPE uses the index. shown: [b, T] bool, the tokens
+    that stand for images; inputs: the model's inputs for the images; mask: [b, T], 0 for pads.
     Raises UserError if the model has this function and `inputs` lack `image_grid_thw`.
     """
     inner = getattr(model, "model", model)

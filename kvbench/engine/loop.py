@@ -52,9 +52,8 @@ class Engine:
             most tokens of a prompt that are read after its compression. These three decide the size of a slot.
         prefill_chunk: `chunk` of `prefill.PromptReader`; prefill: "full" or "chunked", see the module `prefill`.
         layout: see `layout.make_cache`.
-        log: called at every eviction, once per layer, with (noise key, tokens read, layer, positions of the kept
-            entries per head). The noise key is `Request.noise_key` of the sample. Evictions while the prompt is read,
-            which hold for all its samples, have the noise key of sample -1.
+        log: see `rules.KeptLog`. The noise key is the `Request.noise_key` of the sample. Evictions of the prompt, which
+            hold for all its samples, have the noise key of sample -1.
         on_step: called after every block of steps with three numbers: how many tokens its steps read (one per step and
             live sequence), the live bytes at the block's last step, and the number of sequences live in that step.
         look: the largest number of steps in a block; the host looks at the tokens after each block.
@@ -150,7 +149,7 @@ class Engine:
 
     @torch.inference_mode()
     def _generate(self, requests: Iterable[Request]) -> Iterator[Generation]:
-        queue = self._queue = deque((r, [Sequence.of(r, sample) for sample in r.samples]) for r in requests)
+        queue = self._queue = deque((r, [Sequence.of(r, s, self.loaded) for s in r.samples]) for r in requests)
         self.steps.draw_as(Drawing.of([request for request, _ in queue], self.loaded.stop_ids))
         admission: Admission | None = None
         model = self.loaded.model
@@ -199,14 +198,14 @@ class Engine:
         ended: list[Sequence] = []
         for slot, sequence, token in zip(free, started, tokens):
             sequence.meter.note_prompt(prompt, len(sequence.request.samples), self._copies)
-            sequence.accept(token, self.loaded.stop_ids, self.loaded.decode)
+            sequence.accept(token)
             if sequence.finished and not self._follow(sequence, prompt.tokens):
                 sequence.meter.note_held(prompt.held * self._copies, prompt.bytes_left(), prompt.bytes_extra())
                 ended.append(sequence)
                 continue
             if sequence.tokens or sequence.pending:
                 placed.append(slot)
-                self.slots.seat(slot, sequence)
+                self.slots.sequences[slot] = sequence
         for sequence in ended:
             self._finish(sequence)
         if placed:
@@ -249,7 +248,7 @@ class Engine:
             self.cache.advance([slot for slot, _ in going])
             held = sum(self._hold(sequence, slot) for slot, sequence in going)
             for slot, sequence in going:
-                sequence.count_step(drawn[slot], self.loaded.stop_ids, self.loaded.decode)
+                sequence.count_step(drawn[slot])
         for step in steps:
             for _, sequence in step:
                 sequence.meter.decode_seconds += seconds / len(steps) / len(step)
@@ -258,7 +257,7 @@ class Engine:
         return going
 
     def _evict(self, live: Live) -> None:
-        """Let the evictor act on the sequences in `live` that have a tick after this block."""
+        """Run the ticks that are due after this block; in other sequences begin new sums at marks (`Evictor.mark`)."""
         ticked = [slot for slot, sequence in live if self.trigger.due(sequence.clock)]
         if self.evictor is None or not (ticked or self.cache.shape.marks):
             return
@@ -285,7 +284,7 @@ class Engine:
             return
         if sequence.status == "nan_logits":
             self.cache.wipe(slot)
-        self.slots.clear(slot)
+        self.slots.sequences[slot] = None
         self.cache.clear(slot)
 
     def _follow(self, sequence: Sequence, seen: int) -> bool:
@@ -293,7 +292,7 @@ class Engine:
 
         seen: tokens of the sequence read so far. Returns False when the sequence has no next turn.
         """
-        follow = sequence.follow(self.loaded.decode, seen)
+        follow = sequence.follow(seen)
         if follow is not None and follow.fresh:
             self._queue.appendleft((sequence.request, [sequence]))
         return follow is not None
@@ -305,4 +304,4 @@ class Engine:
         return size
 
     def _finish(self, sequence: Sequence) -> None:
-        self._done.append(sequence.generation(self.loaded.decode, self.cache, self.decoding))
+        self._done.append(sequence.generation(self.cache, self.decoding))

@@ -65,7 +65,7 @@ def release(device: torch.device) -> None:
 def limit(device: torch.device, most: int | None) -> None:
     """Let torch allocate at most `most` bytes of a GPU's memory.
 
-    There is no limit on a CPU, if `most` is None, or if the GPU has no more than `most` bytes.
+    Set no limit if the device is a CPU, if `most` is None, or if the GPU has no more than `most` bytes.
     """
     if device.type == "cuda" and most is not None and most < total(device):
         torch.cuda.set_per_process_memory_fraction(most / total(device), device)

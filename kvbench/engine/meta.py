@@ -19,6 +19,7 @@ import torch
 
 from kvbench.engine.model.activations import LiveBytes
 
+META = torch.device("meta")
 aten: Any = torch.ops.aten
 ALL = {aten.all.default, aten.all.dim}
 READS = {aten._local_scalar_dense.default, aten.item.default}

@@ -14,6 +14,7 @@ import torch
 
 from kvbench.engine.attention.geometry import LayerGeometry
 from kvbench.engine.cache.stack import placeholder, shows_keys
+from kvbench.engine.meta import META
 from kvbench.engine.model.own_attention import own_attention
 from kvbench.engine.model.random_weights import shapes_of
 from kvbench.engine.rules import Batch, Rows, Rules
@@ -22,8 +23,6 @@ from kvbench.eviction.columns import expanded
 from kvbench.eviction.new_tokens import NewTokens
 from kvbench.eviction.rope import Rope
 from kvbench.eviction.view import LayerView
-
-META = torch.device("meta")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class Shown:
         probe: length in tokens of the probe to which the queries belong; 0: the queries belong to no probe.
         copied: whether a view copies the entries out of the cache.
         sums: whether the method sees sums of attention in place of queries (`LayerView.sums`).
-        marks: for which numbers of newest queries it sees such sums (`LayerView.newest_sums`).
+        marks: the numbers of newest queries for which the method sees sums of attention (`LayerView.newest_sums`).
     """
 
     b: int
@@ -80,7 +79,7 @@ class MetaViews:
     def rules(self, acting: Method) -> Rules:
         """Return the rules (`Rules`) by which a method evicts, with weights, RoPE and attention on the meta device.
 
-        acting: the cell's method, a part of a combined method, or the method by which probes evict a copy of the cache.
+        acting: the cell's method, a part of a combined method, or a method that evicts a copy of the cache for probes.
         """
         layers, needs = self._layers(), acting.needs()
         attention = {}
@@ -116,12 +115,12 @@ class MetaViews:
     def tokens(self, t: int) -> NewTokens:
         """Return t new tokens of one sequence, as `Method.on_tokens` gets them."""
         g, needs = self._layers()[0], self.method.needs()
-        matrix = self._floats(g.query_heads, g.read_dim, g.hidden)
+        matrix = self.floats(g.query_heads, g.read_dim, g.hidden)
         return NewTokens(
             layer=g.index,
-            hidden=self._floats(1, t, g.hidden),
-            keys=self._floats(1, g.kv_heads, t, g.head_dim),
-            values=self._floats(1, g.kv_heads, t, g.read_dim),
+            hidden=self.floats(1, t, g.hidden),
+            keys=self.floats(1, g.kv_heads, t, g.head_dim),
+            values=self.floats(1, g.kv_heads, t, g.read_dim),
             weights=self.weights(self.method),
             layer_weights=dict.fromkeys(needs.layer_weights, matrix),
             marks=torch.empty(1, t, dtype=torch.bool, device=META) if needs.marks else None,
@@ -149,9 +148,9 @@ class MetaViews:
             ordinals,
             self._rows(g, shown, rules.method.needs()),
             batch,
-            queries=self._floats(b, g.query_heads, shown.queries, g.head_dim),
+            queries=self.floats(b, g.query_heads, shown.queries, g.head_dim),
             query_positions=_numbers(b, shown.queries),
-            hidden=self._floats(b, shown.hidden, g.hidden) if shown.hidden else None,
+            hidden=self.floats(b, shown.hidden, g.hidden) if shown.hidden else None,
             states={s.name: torch.empty(b, *g.state_shape(s), device=META) for s in self.method.states()},
             sums=_sums(g, shown) if shown.sums else None,
             newest_sums={number: _sums(g, shown) for number in shown.marks},
@@ -165,16 +164,16 @@ class MetaViews:
         columns = {name: torch.empty(size, device=META) for name in names}
         reads = shows_keys(needs, shown.queries) or not shown.copied, needs.values or not shown.copied
         entries = [
-            self._floats(*size, dim) if read else placeholder(self._floats(1, dim), *size)
+            self.floats(*size, dim) if read else placeholder(self.floats(1, dim), *size)
             for dim, read in zip((g.head_dim, g.value_dim), reads)
         ]
         return Rows(entries[0], entries[1], _numbers(*size), columns, valid)
 
     def _probe(self, g: LayerGeometry, b: int, length: int) -> dict[str, Any]:
-        keys = self._floats(b, g.kv_heads, length, g.head_dim)
+        keys = self.floats(b, g.kv_heads, length, g.head_dim)
         return {"probe": Probe(tokens=(0,) * length), "probe_keys": keys, "probe_positions": _numbers(b, length)}
 
-    def _floats(self, *size: int) -> torch.Tensor:
+    def floats(self, *size: int) -> torch.Tensor:
         return torch.empty(size, dtype=self.dtype, device=META)
 
 

@@ -120,14 +120,12 @@ def plan_cell(
     if slots != "auto" and int(slots) > fitting:
         raise SetupError(f"--slots {slots} do not fit into memory. Use --slots auto, or at most {fitting}.")
     chosen = max(1, min(fitting, MOST_SLOTS[device.type], sequences)) if slots == "auto" else int(slots)
-    rows = held.rows
-    live = rows if entries is None else min(entries + interval / 2, rows)
-    mean = max_tokens / 2 if entries is None else live
+    mean = max_tokens / 2 if entries is None else min(entries + interval / 2, held.rows)
     return SlotPlan(
         slots=chosen,
         fitting=fitting,
         entries_after=entries,
-        entries_peak=rows,
+        entries_peak=held.rows,
         slot_bytes=sum(need.slot for need in needs),
         peak_bytes=max(need.at(chosen) for need in needs),
         devices=len(needs),

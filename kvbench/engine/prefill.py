@@ -1,17 +1,7 @@
-"""Reads a prompt in one of three ways. Each yields the entries of every layer and the next token's logits.
+"""Reads a prompt in one of three ways: layer by layer, whole, or chunked (docs/engine.md, Reading a prompt).
 
-    layer by layer   One forward pass reads the whole prompt; every layer is evicted right after its attention. The
-                     prompt's hidden states equal those with the full cache; peak memory is one layer's full KV plus
-                     the budgets of the other layers.
-    whole            The prompt is read in passes (see `layout.pass_tokens`), without eviction before its end. This way
-                     serves the full cache, methods that need all layers at once or run probes, and models with
-                     recurrent layers. Here, too, hidden states equal those with the full cache.
-    chunked          The prompt is read in chunks, with an eviction after every chunk (`prefill=chunked`). Memory is
-                     bounded for any length, but later chunks read an evicted cache, so results differ from the other
-                     two ways.
-
-A pass never splits an image: a chunk ends before an image that it would split. Only a single image that is longer than
-`chunk` makes a longer chunk.
+Each way yields the entries of every layer and the next token's logits. A pass never splits an image: a chunk ends
+before an image that it would split. Only a single image that is longer than `chunk` makes a longer chunk.
 
 With query-agnostic compression, the context is read and evicted first; then the question is read, without an eviction.
 
@@ -25,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from kvbench.engine.attention.interface import RoutedModel
@@ -33,13 +24,12 @@ from kvbench.engine.cache.prompt import PromptCache
 from kvbench.engine.cache.prompt_layer import PackedLayer, PromptLayer
 from kvbench.engine.cache.recurrent import RecurrentStates
 from kvbench.engine.evict import one_thread
-from kvbench.engine.images import PromptImages
-from kvbench.engine.model.load import load_draft
+from kvbench.engine.images import PromptImages, kept_shares
 from kvbench.engine.probes import Drafts, ReadPrompt, reading, run_probes
 from kvbench.engine.rules import KeptLog, Rules, check_held
 from kvbench.engine.setup import Setup
 from kvbench.engine.timer import Timer
-from kvbench.engine.upload import upload_ids
+from kvbench.engine.upload import upload
 from kvbench.engine.writers import BlockWriter, Heard
 from kvbench.eviction.api import Probe
 from kvbench.eviction.checks import gathered
@@ -88,8 +78,9 @@ class PromptReader:
     """Reads prompts inside a `with reader.model.routed()` block that the caller opens.
 
     Args:
-        chunk: most tokens per pass if an eviction follows each pass; otherwise see `layout.pass_tokens`. Longer passes
-            compute attention for `chunk` queries at a time; `BlockWriter` describes the one exception.
+        chunk: most tokens per pass if an eviction follows each pass. A pass that evicts layer by layer reads the whole
+            prompt; for other passes see `layout.pass_tokens`. Passes longer than `chunk` compute attention for `chunk`
+            queries at a time; `BlockWriter` describes the one exception.
         prefill: when to evict: once ("full") or after every chunk ("chunked").
         log: receives the kept positions of every eviction, see `rules.KeptLog`.
     """
@@ -98,7 +89,7 @@ class PromptReader:
         loaded = setup.loaded
         self.setup, self.chunk, self.prefill, self.log = setup, chunk, prefill, log
         self.model = RoutedModel(loaded.model, setup.method.reads_tokens or any(setup.stored_hidden))
-        self._drafts = Drafts(load_draft(loaded), loaded)
+        self._drafts = Drafts(loaded)
 
     def read(self, request: Request, rules: Rules) -> PromptState:
         """Read and evict a request's prompt, which must have at least one token."""
@@ -106,6 +97,7 @@ class PromptReader:
         images = self._images(ids, request.images, rules)
         cache, logits, evictions = self._read([ids], rules, [key], request.compress_at, images)
         layers = {index: layer.pack(0) for index, layer in cache.layers.items()}
+        held = [] if images is None else [p for g in cache.evicting for p in layers[g.index].held()]
         return PromptState(
             layers=layers,
             logits=logits[0],
@@ -120,7 +112,7 @@ class PromptReader:
             bytes_peak=cache.peak_bytes,
             recurrent=cache.recurrent,
             delta=0 if images is None else images.delta(len(ids)),
-            kept=None if images is None else images.kept([layers[g.index].held() for g in cache.evicting]),
+            kept=None if images is None else kept_shares(held, images.images.spans, len(ids)),
             evict_seconds=evictions.timer.seconds(),
         )
 
@@ -171,7 +163,7 @@ class PromptReader:
             size=size,
             noise_keys=noise_keys,
             device=self.setup.loaded.device,
-            recurrent=self.setup.empty_states(),
+            recurrent=RecurrentStates.like(self.setup.loaded.states),
             log=self.log,
             images=images,
         )
@@ -187,7 +179,7 @@ class PromptReader:
 
         next_token: the greedy token after the prompt.
         """
-        prompt = ReadPrompt(tuple(ids), cache.allowed(), next_token, self.setup.loaded.tokenizer, self._drafts)
+        prompt = ReadPrompt(tuple(ids), cache.allowed(), next_token, self._drafts)
         run_probes(cache, prompt, partial(self._read_probe, cache.rules.weights), self.chunk)
 
     @property
@@ -225,7 +217,7 @@ class PromptReader:
             if self.prefill == "full":
                 evictions.timed(evictions.evict)
         for layer in cache.layers.values():
-            cache.forget_hidden(layer)
+            layer.forget_hidden(cache.hidden[1])
         if context < length:
             logits = self._read_chunks(prompts, context, length, cache, None)
         return cache, logits, evictions
@@ -260,7 +252,7 @@ class PromptReader:
         self, writer: BlockWriter, tokens: Sequence[Sequence[int]], start: int, *, keep: int = 1
     ) -> torch.Tensor:
         """Read `tokens` [b][t]; return the logits [b, V] after the last, or with keep=0 [b, t, V] after every token."""
-        ids, images = upload_ids(tokens, self.setup.loaded.device), writer.cache.images
+        ids, images = upload(np.array(tokens, dtype=np.int64), self.setup.loaded.device), writer.cache.images
         end, given, modality = start + ids.shape[1], dict[str, torch.Tensor](), None
         if images is not None:
             given, modality = images.inputs(self.model.model, start, end), images.modality_of(start, end)
@@ -306,25 +298,27 @@ class _PromptEvictions:
         self.first: int | None = None
         self.after: float | None = None
         self.peak, self.timer = 0.0, Timer(cache.device)
-        self._allowed = 0
-        self._decided = False
+        self._allowed: int | None = None  # entries per head that a layer may keep, once one was evicted
 
     def evict_layer(self, layer: PromptLayer) -> None:
-        """Evict one layer right after its attention, if the trigger demands an eviction (`Trigger.full`)."""
+        """Evict one layer right after its attention, if the trigger demands an eviction (`Trigger.full`).
+
+        Then drop the hidden states that the layer needs only for this eviction.
+        """
         cache = self.cache
         cache.seen = self.context
         self.peak = max(self.peak, layer.held())
         if not layer.geometry.evicts:
             return
-        self._allowed = cache.allowed()
-        if cache.acting.trigger(1).full(layer.held(), self._allowed):
+        allowed = cache.allowed()
+        if cache.acting.trigger(1).full(layer.held(), allowed):
             cache.evict([layer.geometry.index])
-            self._decided = True
-        cache.forget_hidden(layer)
+            self._allowed = allowed
+        layer.forget_hidden(cache.hidden[1])
 
     def close(self) -> None:
-        """If `evict_layer` evicted a layer, count all its calls as one eviction, and check the budget of all layers."""
-        if self._decided:
+        """If a layer was evicted, count all `evict_layer` calls as one eviction, and check the budget of all layers."""
+        if self._allowed is not None:
             self.cache.evictions += 1
             self._note(self.context)
             check_held(self.cache.held(), self._allowed)

@@ -18,6 +18,7 @@ from kvbench.engine.adapter import adapted
 from kvbench.engine.cache.prompt import PromptCache
 from kvbench.engine.cache.prompt_layer import PromptLayer
 from kvbench.engine.cache.recurrent import copied
+from kvbench.engine.model.load import LoadedModel, load_draft
 from kvbench.engine.writers import BlockWriter
 from kvbench.errors import SetupError, UserError, quote
 from kvbench.eviction.api import Method, Probe
@@ -28,10 +29,9 @@ Forward = Callable[[BlockWriter, Probe, int], tuple[torch.Tensor, int]]
 
 @dataclass(slots=True)
 class Drafts:
-    """Draft models, each loaded once. load: loads a model by name; target: the model for which they draft tokens."""
+    """Draft models, each loaded once. target: the model for which they draft tokens."""
 
-    load: Callable[[str], Any]
-    target: Any
+    target: LoadedModel
     _loaded: dict[str, Any] = field(default_factory=dict)
 
     def continue_(self, name: str, ids: Sequence[int], count: int) -> tuple[int, ...]:
@@ -41,7 +41,7 @@ class Drafts:
         model and the target differ.
         """
         if name not in self._loaded:
-            draft = self.load(name)
+            draft = load_draft(self.target, name)
             if _vocabulary(draft) != _vocabulary(self.target):
                 raise SetupError(
                     f"draft model {quote(name)} and the run's model have different tokenizers. "
@@ -74,7 +74,6 @@ class ReadPrompt:
     ids: tuple[int, ...]
     budget: int
     next_token: int
-    tokenizer: Any
     drafts: Drafts
 
     def encode(self, text: str) -> tuple[int, ...]:
@@ -95,16 +94,16 @@ class ReadPrompt:
 
     @property
     def _tokenizer(self) -> Any:
-        if self.tokenizer is None:
+        if (tokenizer := self.drafts.target.tokenizer) is None:
             raise UserError("the method reads extra text and needs the model's tokenizer; pass it as `tokenizer`.")
-        return self.tokenizer
+        return tokenizer
 
 
 @contextlib.contextmanager
 def reading(model: Any, probe: Probe, weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[dict[str, Any], int]]:
     """Yield the model's inputs for a probe, and the probe's length in tokens or embeddings.
 
-    Inside the block the model applies the adapter in `weights` if the probe is learned.
+    If the probe is learned, the model applies the adapter in `weights` inside the `with` block.
     """
     if not probe.learned:
         yield {"input_ids": torch.tensor([list(probe.tokens)], device=model.device)}, len(probe.tokens)
@@ -155,7 +154,7 @@ def _run(probe: Probe, cache: PromptCache, target: PromptCache, forward: Forward
         full = cache.layers[index]
         seen = (cache.prompt_rows or {}).get(index, full.rows)
         view = cache.view(full, queries, positions, seen, probe, (layer.keys[:, :, first:rows], own))
-        cache.observe(full, view)
+        full.write(cache.rules.method.observe(view))
 
     newest = {index: (layer.queries, layer.hidden) for index, layer in target.layers.items()}
     logits, rows = forward(BlockWriter(target, block, observe), probe, start)

@@ -58,7 +58,7 @@ class PromptBytes:
 
         reading: most bytes beside the cache while the prompt is read.
         """
-        full, left = self._cache(self.stored, self.rows), self.read()
+        full, left = self._cache(self.rows), self.read()
         evicting = self._one_layer(self.left)  # an eviction copies what stays, layer by layer
         before = left + reading if whole else full + max(reading, evicting)
         tail = self._pass(min(self.unevicted, self.tail), self.left, 0, not self.method.uniform) if self.tail else 0
@@ -92,14 +92,14 @@ class PromptBytes:
         if not sizes.longest:
             return 0
         added, copies = sizes.longest + sizes.kept, len(sizes.against)
-        full = self._cache(self.stored, rows)
+        full = self._cache(rows)
         evicted = self._bytes(self.stored, replace(self.held, rows=self.left, recurrent=()))
         deciding = max((self.scratch.decided(rows, method) for method in sizes.against), default=0)
         copying = (copies - 1) * evicted + full + deciding if copies else 0
         grown = self._one_layer((self.left if copies else rows) + added)
         probed = self.scratch.probed(rows, self.block, sizes.longest)
         reading = self._pass(sizes.longest, rows + added, max(probed, grown))
-        return max(copying, copies * evicted + self._cache(self.stored, rows + added) - full + reading)
+        return max(copying, copies * evicted + self._cache(rows + added) - full + reading)
 
     def _after(self) -> Shape:
         return replace(self.held, rows=self.left, hidden=self.hidden_left)
@@ -108,8 +108,8 @@ class PromptBytes:
         evicting = sorted((g for g in self.stored if g.evicts), key=lambda g: g.entry_bytes(self.dtype.itemsize))
         return self._bytes(evicting[-1:], replace(self.held, rows=rows, recurrent=()))
 
-    def _cache(self, layers: Sequence[LayerGeometry], rows: int) -> int:
-        return self._bytes(layers, replace(self.held, rows=rows))
+    def _cache(self, rows: int) -> int:
+        return self._bytes(self.stored, replace(self.held, rows=rows))
 
     def _bytes(self, layers: Sequence[LayerGeometry], held: Shape) -> int:
         return plan_slot_bytes(layers, self.method, held, self.dtype)

@@ -70,7 +70,7 @@ class _HostReads(TorchFunctionMode):
 
 
 class _Mode(TorchDispatchMode):
-    """Runs every operation inside the block, and adds it to `graph`."""
+    """Runs every operation inside its `with` block, and adds the operation to `graph`."""
 
     def __init__(self, constants: Iterable[torch.Tensor]) -> None:
         super().__init__()
@@ -129,7 +129,11 @@ class _Mode(TorchDispatchMode):
 
 
 def _check(function: Any, args: tuple[Any, ...]) -> None:
-    """Raise CaptureError if a later call of the recorded step may need another operation in place of `function`."""
+    """Raise CaptureError if a recording of the operation `function` may be wrong for later calls of the step.
+
+    This is so if the operation makes a tensor from Python numbers, if it draws random numbers, or if the values of a
+    tensor decide the shape of its result or a Python value that it returns.
+    """
     aten = torch.ops.aten
     if function is aten.lift_fresh.default:
         raise CaptureError("the step makes a tensor from Python numbers, which a compiled program could not change")

@@ -111,8 +111,8 @@ def _drawn_as_text(model: Any, ids: torch.Tensor, images: Images) -> Iterator[to
     """Make the dense pass treat generated image tokens as text, as the engine does.
 
     Yields the input for the pass: a copy of `ids` [1, T] in which id 0 replaces each image token outside the prompt's
-    images. With `ids` as input, the pass would put features of an image in place of such a token. Inside the block, the
-    embedding layer ignores its input and embeds `ids`.
+    images. With `ids` as input, the pass would put features of an image in place of such a token. Inside the `with`
+    block, the embedding layer ignores its input and embeds `ids`.
     """
     shown = torch.zeros_like(ids, dtype=torch.bool)
     for first, last in images.spans:

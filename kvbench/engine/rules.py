@@ -16,9 +16,8 @@ from kvbench.engine.attention.interface import AttentionCall
 from kvbench.errors import BudgetViolation, UserError
 from kvbench.eviction.api import Method
 from kvbench.eviction.new_tokens import NewTokens
-from kvbench.eviction.own_attention import OwnAttention
 from kvbench.eviction.rope import Rope
-from kvbench.eviction.view import LayerView, StackView
+from kvbench.eviction.view import LayerView, OwnAttention, StackView
 
 # Called at every eviction, once per layer, with (noise key, tokens seen, layer, kept positions of each head).
 KeptLog = Callable[[int, int, int, list[torch.Tensor]], None]
@@ -106,7 +105,7 @@ class Rules:
                 layer=call.layer,
                 hidden=call.hidden,
                 keys=call.key,
-                values=call.read_values(call.key, call.value),
+                values=geometry.read_values(call.key, call.value),
                 weights=self.weights_on(call.key.device),
                 layer_weights=self.layer_weights.get(call.layer, {}),
                 marks=self._marks_of(call),
@@ -114,7 +113,7 @@ class Rules:
         )
 
     def _marks_of(self, call: AttentionCall) -> torch.Tensor | None:
-        """Return which new tokens consist of the characters `Needs.marks` and of white space, [b, t] bool.
+        """Return which new tokens consist only of the characters `Needs.marks` and of white space, [b, t] bool.
 
         False for embeddings, which have no token id. None if the method looks for no characters.
         """

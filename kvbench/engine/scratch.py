@@ -1,9 +1,7 @@
 """Counts, before a run, the bytes that a method's code takes beside the cache.
 
-The code runs on the meta device, on views of the sizes that it will get in the run. The count simplifies two things. A
-dense cache shows entries without a copy if the evicted slots are consecutive; the count always includes the copy. A
-method that spreads its budget unevenly sees heads padded to the longest, whose length is known only in the run; the
-count assumes heads of equal length.
+The code runs on the meta device, on views of the sizes that it will get in the run. docs/engine.md (The memory plan)
+says what the count assumes about copies of entries and about uneven heads.
 """
 
 from __future__ import annotations
@@ -12,17 +10,16 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
 
 from kvbench.engine.attention.geometry import LayerGeometry
-from kvbench.engine.attention.meta_attention import attention_bytes
+from kvbench.engine.attention.grouped import causal_bias, grouped_attention
 from kvbench.engine.cache.slot_cache import Shape
 from kvbench.engine.cache.stack import alike
 from kvbench.engine.cache.stack import at_once as rows_at_once
-from kvbench.engine.meta import Answers, MetaBytes
+from kvbench.engine.meta import META, Answers, MetaBytes
 from kvbench.engine.meta_views import MetaViews, Shown
 from kvbench.engine.probe_sizes import ProbeSizes, probe_sizes
 from kvbench.eviction import select
@@ -104,9 +101,23 @@ class Scratch:
             return self._guess(t)
 
     def attended(self, g: LayerGeometry, t: int, n: int, uneven: bool) -> int:
-        """Return the bytes of one layer's attention of t queries over n entries per head (`attention_bytes`)."""
-        counting = partial(self._counting, n)
-        return attention_bytes(g, t, n, self.meta.dtype, counting, gpu=self.gpu, uneven=uneven)
+        """Return the bytes that one layer's attention of t queries over n entries per head takes, its mask included.
+
+        uneven: whether heads hold different numbers of entries, so that each needs a mask of its own.
+        """
+        floats, dtype = self.meta.floats, self.meta.dtype
+        with self._counting(n) as live:
+            query, keys = floats(1, g.query_heads, t, g.head_dim), floats(1, g.kv_heads, n, g.head_dim)
+            values, sinks = floats(1, g.kv_heads, n, g.read_dim), floats(g.query_heads) if g.sinks else None
+            positions = torch.empty((1, g.kv_heads, n) if uneven else (1, 1, n), dtype=torch.int64, device=META)
+            given = live.now
+            if self.gpu and g.causal and not uneven:
+                bias = None  # the mask of `sdpa.newest_rows` stores no elements
+            else:
+                valid = torch.ones_like(positions, dtype=torch.bool) if uneven else None
+                bias = causal_bias(torch.empty(t, device=META, dtype=torch.int64), positions, g.window, dtype, valid)
+            grouped_attention(query, keys, values, bias, scaling=g.scaling, softcap=g.softcap, sinks=sinks)
+        return live.peak - given
 
     def observed(self, rows: int, block: int) -> int:
         """Return the bytes that the method takes to observe a prompt's queries, `block` at a time.
@@ -116,7 +127,7 @@ class Scratch:
         if not self.observes:
             return 0
         full = min(block, rows)  # queries of the last full block
-        return self._observing(self.method, Shown(1, rows - rows % full, full))[0]
+        return self._observing(self.method, Shown(1, rows - rows % full, full))
 
     def probes(self, rows: int) -> ProbeSizes:
         """Return the sizes of the probes over a prompt of `rows` tokens; all 0 if no probe will run."""
@@ -130,7 +141,7 @@ class Scratch:
 
         rows: entries per head of the prompt.
         """
-        return self._observing(self.method, Shown(1, rows, min(block, length), probe=length))[0]
+        return self._observing(self.method, Shown(1, rows, min(block, length), probe=length))
 
     def decided(self, rows: int, acting: Method | None = None) -> int:
         """Return the bytes that the method takes to evict a prompt with `rows` entries per head.
@@ -199,7 +210,7 @@ class Scratch:
                 return self.counted[depends]
         except TypeError:  # a plug-in's method may have options that cannot be hashed
             depends = object()
-        observed = 0 if seen is None else self._observing(acting, seen)[0]
+        observed = 0 if seen is None else self._observing(acting, seen)
         self.counted[depends] = observed, *self._deciding(acting, shown)
         return self.counted[depends]
 
@@ -228,18 +239,12 @@ class Scratch:
         return g.kv_heads * (moved * (entry + 4 * INDEX) + 3 * INDEX * held.rows)
 
     def _deciding(self, acting: Method, shown: Shown) -> tuple[int, int]:
-        """Return the most bytes that the method `acting` takes to choose the entries to evict in views of these sizes.
-
-        Also return how many of these bytes are copies of entries that the views hold.
-        """
+        """Return the two numbers of `_acting` while the method `acting` chooses the entries to evict."""
         return self._acting(acting, shown, lambda views: select.decide(acting, views))
 
-    def _observing(self, acting: Method, shown: Shown) -> tuple[int, int]:
-        """Return the most bytes that `acting` takes to observe a view of these sizes.
-
-        Also return how many of these bytes are copies of entries that the view holds.
-        """
-        return self._acting(acting, shown, lambda views: acting.observe(views[0]))
+    def _observing(self, acting: Method, shown: Shown) -> int:
+        """Return the most bytes that `acting` takes to observe a view of these sizes."""
+        return self._acting(acting, shown, lambda views: acting.observe(views[0]))[0]
 
     def _acting(self, acting: Method, shown: Shown, act: Callable[[Sequence[LayerView]], Any]) -> tuple[int, int]:
         """Return the most bytes while `act` runs on views of these sizes.
@@ -261,9 +266,9 @@ class Scratch:
 
     @contextmanager
     def _counting(self, number: int) -> Iterator[MetaBytes]:
-        """Count the bytes of the tensors that the block creates, with kernels and block sizes of the planned device.
+        """Count the bytes of tensors created in the `with` block, with kernels and block sizes of the planned device.
 
-        number: the value that the block's code gets whenever it reads an integer from a meta tensor.
+        number: the value that code in the `with` block gets whenever it reads an integer from a meta tensor.
         """
         answers = Answers(number=number)
         with torch.inference_mode(), unread(), planned_for(gpu=self.gpu), MetaBytes(answers, MOST_READS) as live:

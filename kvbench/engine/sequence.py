@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from kvbench.engine.cache.slot_cache import SlotCache
+from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.prefill import PromptState
 from kvbench.eviction import noise
 from kvbench.records import FollowUp, Generation, Request, Usage
@@ -57,7 +58,7 @@ class Meter:
     def note_prompt(self, prompt: PromptState, samples: int, copies: int) -> None:
         """Record the time and memory of reading a prompt; its samples share the time equally.
 
-        copies: heads of the cache per KV head of the model; more than 1 for methods that keep entries per query head.
+        copies: see `Setup.copies`.
         """
         self.budget = None if prompt.budget is None else prompt.budget * copies
         self.prefill_seconds += prompt.seconds / samples
@@ -125,6 +126,7 @@ class Sequence:
     request: Request  # replaced by a request with other `prompt_ids` when a turn starts from a new prompt
     sample: int
     key: int  # noise key, as int64
+    loaded: LoadedModel
     tokens: list[int] = field(default_factory=list)  # generated in this turn
     pending: deque[int] = field(default_factory=deque)  # tokens to read, one per step, before the next token is drawn
     delta: int = 0  # the rotary position of a generated token minus its index, see `images`
@@ -143,8 +145,8 @@ class Sequence:
         self.room = self.request.max_new_tokens
 
     @classmethod
-    def of(cls, request: Request, sample: int) -> Sequence:
-        return cls(request, sample, noise.signed64(request.noise_key(sample)))
+    def of(cls, request: Request, sample: int, loaded: LoadedModel) -> Sequence:
+        return cls(request, sample, noise.signed64(request.noise_key(sample)), loaded)
 
     @property
     def finished(self) -> bool:
@@ -169,23 +171,21 @@ class Sequence:
         """The most steps that this turn may still take."""
         return max(0, len(self.pending) - 1) + self.left
 
-    def count_step(self, token: Token, ends: frozenset[int], decode: Callable[[list[int]], str]) -> None:
+    def count_step(self, token: Token) -> None:
         """Count a decode step, which has read one token and drawn another.
 
-        The drawn token is dropped if the sequence must still read further tokens of a new turn (`pending`). ends: end
-        tokens of the model.
+        The drawn token is dropped if the sequence must still read further tokens of a new turn (`pending`).
         """
         self.clock += 1
         if self.pending:
             self.pending.popleft()
         if not self.pending:
-            self.accept(token, ends, decode)
+            self.accept(token)
 
-    def accept(self, drawn: Token, ends: frozenset[int], decode: Callable[[list[int]], str]) -> None:
+    def accept(self, drawn: Token) -> None:
         """Append a token and decide whether it ends the turn.
 
-        A token whose logit is NaN or infinite is not appended: the sequence ends with an error. ends: end tokens of the
-        model.
+        A token whose logit is NaN or infinite is not appended: the sequence ends with an error.
         """
         token, request = drawn.id, self.request
         if request.forced:
@@ -199,27 +199,27 @@ class Sequence:
         self.drawn += 1
         if request.forced:
             self.stop_reason = "length" if len(self.tokens) >= len(request.forced) else ""
-        elif token in ends or token in request.stop_ids:
+        elif token in self.loaded.stop_ids or token in request.stop_ids:
             self.stop_reason = "stop"
-        elif request.stop_strings and self._hits_stop_string(decode):
+        elif request.stop_strings and self._hits_stop_string():
             self.stop_reason = "stop_string"
         elif len(self.tokens) >= self.room:
             self.stop_reason = "length"
 
-    def _hits_stop_string(self, decode: Callable[[list[int]], str]) -> bool:
+    def _hits_stop_string(self) -> bool:
         longest = max(len(s) for s in self.request.stop_strings)
         # A token may be a single byte of a character, so the longest stop string has at most 4 tokens per character.
-        tail = decode(self.tokens[-4 * longest - 8 :])
+        tail = self.loaded.decode(self.tokens[-4 * longest - 8 :])
         return any(s in tail for s in self.request.stop_strings)
 
-    def text(self, decode: Callable[[list[int]], str]) -> str:
+    def text(self) -> str:
         """Return this turn's answer; if a stop string ended it, the text before that string."""
-        text = decode(self.tokens)
+        text = self.loaded.decode(self.tokens)
         for stop in self.request.stop_strings:
             text = text.split(stop, 1)[0] if self.stop_reason == "stop_string" else text
         return text
 
-    def follow(self, decode: Callable[[list[int]], str], seen: int) -> FollowUp | None:
+    def follow(self, seen: int) -> FollowUp | None:
         """Begin the next turn and return its follow-up. seen: how many tokens of the sequence were read so far.
 
         Returns None if the conversation has no further turn, or if the sequence has failed. If the next turn would
@@ -232,7 +232,7 @@ class Sequence:
         """
         if self.request.conversation is None or self.status != "ok":
             return None
-        answers = (*self.answers, self.text(decode))
+        answers = (*self.answers, self.text())
         follow = self.request.conversation.follow(answers)
         if follow is None:
             return None
@@ -256,14 +256,13 @@ class Sequence:
             self.pending.extend([*unread, *follow.ids])
         return follow
 
-    def generation(self, decode: Callable[[list[int]], str], cache: SlotCache, decoding: str) -> Generation:
+    def generation(self, cache: SlotCache, decoding: str) -> Generation:
         """Return the sample's result.
 
         cache: the cache in which the sample was decoded. decoding: words for how the decode steps ran, for
         `Usage.decoding`.
         """
-        text = self.text(decode)
-        forced = bool(self.request.forced)
+        text = self.text()
         return Generation(
             request=self.request,
             sample=self.sample,
@@ -275,7 +274,7 @@ class Sequence:
             note=self.note,
             turns=(*self.answers, text),
             log_probs=tuple(self.log_probs),
-            greedy=self.likeliest if forced else None,
+            greedy=self.likeliest if self.request.forced else None,
         )
 
 
@@ -299,9 +298,3 @@ class Slots:
     def ahead(self, steps: int) -> list[int]:
         """Return for each slot the most tokens that `steps` steps can add to it."""
         return [min(steps, sequence.ahead) if sequence else 0 for sequence in self.sequences]
-
-    def seat(self, slot: int, sequence: Sequence) -> None:
-        self.sequences[slot] = sequence
-
-    def clear(self, slot: int) -> None:
-        self.sequences[slot] = None

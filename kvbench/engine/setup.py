@@ -17,7 +17,6 @@ from kvbench.engine.cache.layout import (
     stored_hidden,
     stored_queries,
 )
-from kvbench.engine.cache.recurrent import RecurrentStates
 from kvbench.engine.cache.slot_cache import SlotCache
 from kvbench.engine.model.layer_weights import layer_weights
 from kvbench.engine.model.load import LoadedModel
@@ -57,10 +56,7 @@ class Setup:
 
     @property
     def copies(self) -> int:
-        """Heads of the cache per KV head of the model; more than 1 for methods that keep entries per query head.
-
-        The entries per KV head are the entries per head of the cache, multiplied by this number.
-        """
+        """Heads of the cache per KV head of the model; more than 1 for methods that keep entries per query head."""
         return largest_group(self.loaded.geometry) if self.method.per_query_head else 1
 
     @property
@@ -72,19 +68,13 @@ class Setup:
 
     @property
     def stored_hidden(self) -> tuple[int, int]:
-        """How many of the newest hidden states a layer stores while a prompt is read, and how many it stores in each
-        slot afterwards.
-        """
+        """How many hidden states a layer stores (`layout.stored_hidden`); (0, 0) if the method evicts nothing."""
         return stored_hidden(self.method, self.interval, self.lengths.total) if self.method.evicts else (0, 0)
 
     def rules_for_prompt(self, tokens: int) -> Rules:
         """Return the rules for a prompt of `tokens` tokens: `rules` with the budget for this prompt, in entries."""
         budget = entry_budget(self.method, self.budget, tokens, largest_group(self.loaded.geometry))
         return replace(self.rules, budget=budget)
-
-    def empty_states(self) -> RecurrentStates | None:
-        """Return empty states of recurrent layers, for reading a prompt; None if the model has no recurrent layer."""
-        return RecurrentStates.like(self.loaded.states)
 
     def cache(self, slots: int, layout: Layout = "auto") -> SlotCache:
         """Return an empty cache. Raises UserError when the layout does not support the method."""
@@ -110,9 +100,7 @@ def set_up(
 
     kernels: whether the method's code may run Triton kernels, which need a GPU. sums: see `Setup`.
 
-    Raises UserError when the method does not support the model. Also raises UserError when the method needs trained
-    weights, its options name no file, and the model's folder has none. Raises SetupError when any other file of weights
-    is missing, and when weights are damaged or do not fit the model or the method's options.
+    Raises UserError when the method does not support the model (`layout.fit`), and the errors of `rules_for`.
     """
     geometry = fit(loaded.geometry, method, lengths.total)
     return Setup(
@@ -136,8 +124,8 @@ def rules_for(method: Method, loaded: LoadedModel, interval: int, geometry: Sequ
         UserError: The method needs trained weights, its options name no file, and the model's folder has none. Or the
             method needs the model's RoPE, attention modules, matrices or tokenizer, but cannot use those of this model.
             It cannot use a matrix that is quantised, or divided among devices.
-        SetupError: Any other file of weights is missing, or weights are damaged or do not fit the model or the method's
-            options.
+        SetupError: A table is missing, or a file that the options name; or weights are damaged or do not fit the model
+            or the method's options.
     """
     weights, needs = {}, method.needs()
     if (needed := method.weights()) is not None:

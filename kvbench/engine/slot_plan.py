@@ -18,9 +18,7 @@ class SlotPlan:
     entries_peak: int  # entries per layer and head that a slot has room for
     slot_bytes: int
     peak_bytes: int  # planned, see `footprint.Footprint.at`
-    evictable: (
-        float  # share of the longest sequence's full cache that methods may evict; the rest is states and windows
-    )
+    evictable: float  # share of the longest sequence's full cache that methods may evict; the rest: states, windows
     limit: float  # tokens/s that the machine allows at this many slots
     devices: int = 1  # number of devices that share the model; with several, `peak_bytes` is that of the fullest
 

@@ -106,21 +106,20 @@ class State:
         self._out = torch.zeros(steps, 2, rows, dtype=torch.int64, device=device)  # tokens, bad
         self._scores = torch.zeros(steps, 2, rows if drawing.forced else 0, device=device)  # log_probs, likeliest
 
-    def load(self, held: Iterable[sequences.Sequence | None], seen: Iterable[int], stop_ids: frozenset[int]) -> None:
+    def load(self, held: Iterable[sequences.Sequence | None], seen: Iterable[int]) -> None:
         """Copy the numbers of every slot to the device, before a block of steps.
 
-        held: the sequence of each slot, None for an idle slot; seen: for each slot, how many tokens were read;
-        stop_ids: end tokens of the model.
+        held: the sequence of each slot, None for an idle slot; seen: for each slot, how many tokens were read.
         """
         held, idle = list(held), [0] * len(self._numbers)
-        rows = [idle if s is None else self._row(s, n, stop_ids) for s, n in zip(held, seen)]
+        rows = [idle if s is None else self._row(s, n) for s, n in zip(held, seen)]
         self._numbers.copy_(upload(np.array(rows).T, self.device))
         self.step.zero_()
         self._loaded = len(held) - held.count(None)
 
-    def _row(self, sequence: sequences.Sequence, seen: int, stop_ids: frozenset[int]) -> list[int]:
+    def _row(self, sequence: sequences.Sequence, seen: int) -> list[int]:
         request, drawn = sequence.request, len(sequence.tokens)
-        ends = [] if request.forced else [*stop_ids.union(request.stop_ids)]
+        ends = [] if request.forced else [*sequence.loaded.stop_ids.union(request.stop_ids)]
         fixed = [*islice(sequence.pending, 1, 1 + self._fixable), *request.forced[drawn : drawn + self._fixable]]
         early, unread = max(0, request.min_new_tokens - drawn), max(0, len(sequence.pending) - 1)
         return [
@@ -139,8 +138,8 @@ class State:
     def advance(self, choice: Choice) -> None:
         """Store and count the tokens of a step; set `live` to 0 for each sequence whose turn ends.
 
-        A turn ends by an end token, at its limit of tokens, or by a bad logit. Stop strings do not count here: the host
-        looks for them later (`Sequence.accept`).
+        A turn ends by an end token, at its limit of tokens, or by a bad logit. This function ignores stop strings: the
+        host looks for them later (`Sequence.accept`).
         """
         self._out.index_copy_(0, self.step, torch.stack([choice.tokens, choice.bad.long()])[None])
         if choice.log_probs is not None and choice.likeliest is not None:

@@ -21,7 +21,7 @@ from kvbench.engine.attention.interface import AttentionCall
 from kvbench.engine.cache.dense import DenseCache, DenseStore
 from kvbench.engine.cache.paged import PagedCache, PagedStore
 from kvbench.engine.cache.pool import PAGE
-from kvbench.engine.cache.slot_cache import EvictingStore, RingPlaces, RingStore, SlotCache
+from kvbench.engine.cache.slot_cache import EvictingStore, RingStore, RowPlaces, SlotCache
 from kvbench.engine.kernels.backends import Decode, splits
 from kvbench.engine.replicas import Replicas
 from kvbench.engine.rules import Rules
@@ -61,9 +61,8 @@ class StepWriter(ABC):
         self._layers = {layer.geometry.index: layer for layer in cache.layers}
         self.fixed = cache.shape.bounded or cache.shape.rows <= FIXED_ROWS
         self.positions = self.live = Replicas(torch.zeros(cache.slots, dtype=torch.int64, device=cache.device))
-        self._keep_newest, self._newest = False, RingPlaces(self.positions)
+        self._keep_newest, self._newest = False, RowPlaces(self.positions, rings=True)
         self._steps = 0  # steps of this block so far
-        self._ring_bias: dict[tuple[int, torch.device], torch.Tensor] = {}
 
     def load(self, ahead: Sequence[int], keep_newest: bool) -> None:
         """Prepare a block of steps.
@@ -78,14 +77,13 @@ class StepWriter(ABC):
     def begin(self, positions: torch.Tensor, live: torch.Tensor) -> None:
         """Begin a step. positions: [S], of the tokens that the step reads; live: [S] int64, 1 for a live sequence."""
         self.positions, self.live = Replicas(positions), Replicas(live)
-        self._newest = RingPlaces(self.positions)
-        self._ring_bias.clear()
+        self._newest = RowPlaces(self.positions, rings=True)
         self.prepare()
 
     def advance(self) -> None:
         """End the step: it has added a token to every live slot."""
         self._steps += 1
-        self.add(self.live)
+        self.add()
 
     def __call__(self, call: AttentionCall) -> torch.Tensor:
         layer = self._layers[call.layer]
@@ -95,7 +93,7 @@ class StepWriter(ABC):
         if self.decode is not None:
             with on_device(layer.geometry.device):
                 return self._decode(self.decode, layer, call)
-        return self.in_ring(layer, call) if isinstance(layer, RingStore) else self.attend(layer, call)
+        return self.in_rows(layer, call, self._newest) if isinstance(layer, RingStore) else self.attend(layer, call)
 
     def _decode(self, decode: Decode, layer: RingStore | EvictingStore, call: AttentionCall) -> torch.Tensor:
         where = call.query.device
@@ -123,8 +121,8 @@ class StepWriter(ABC):
         """Copy the lengths of all slots from the host to the device."""
 
     @abstractmethod
-    def add(self, live: Replicas) -> None:
-        """Add `live` [S] to the lengths on the device."""
+    def add(self) -> None:
+        """Add `live` to the lengths on the device."""
 
     @abstractmethod
     def prepare(self) -> None:
@@ -153,24 +151,19 @@ class StepWriter(ABC):
         for name, value in self.rules.columns_of_new_tokens(layer.geometry, call).items():
             self.columns(layer)[name].view(-1).index_copy_(0, self.new_rows(layer), value.reshape(-1))
 
-    def in_ring(self, layer: RingStore, call: AttentionCall) -> torch.Tensor:
-        rows, heads = layer.capacity, layer.geometry.kv_heads
-        where = call.query.device
-        positions = self.positions.on(where)
-        base = torch.arange(self.cache.slots * heads, device=where).view(-1, heads) * rows
-        write_rows(layer.keys, layer.values, (base + (positions % rows)[:, None]).view(-1), call)
-        if (rows, where) not in self._ring_bias:
-            live = (positions + 1).clamp(max=rows)[:, None, None]
-            self._ring_bias[rows, where] = live_bias(live, rows, call.query.dtype)
-        bias = self._ring_bias[rows, where]
-        if self.fixed or rows <= FIXED_ROWS:
-            return call.attend(call.query, layer.keys, layer.values, bias)
+    def in_rows(self, layer: DenseStore | RingStore, call: AttentionCall, places: RowPlaces) -> torch.Tensor:
+        """Write the new entries to the layer's rows at `places`, and return the attention [S, 1, Hq, Dv]."""
+        write_rows(layer.keys, layer.values, places.of(layer.keys), call)
+        if isinstance(layer, DenseStore):
+            self.write_columns(layer, call)
+        bias = places.bias(layer.keys, call.query.dtype)
+        if self.fixed or layer.capacity <= FIXED_ROWS:
+            return call.attend(call.query, layer.keys, layer.values, bias, layer.sums)
         return self.slot_by_slot(call, layer, bias)
 
     def slot_by_slot(self, call: AttentionCall, layer: DenseStore | RingStore, bias: torch.Tensor) -> torch.Tensor:
         """Compute the attention of one slot after the other. For each slot, read only as many cache rows as its
-        sequence has tokens, rounded up to a multiple of LENGTH_STEP.
-        """
+        sequence has tokens, rounded up to a multiple of LENGTH_STEP."""
         parts = []
         for slot, seen in enumerate(self.cache.seen):
             n = min(-(-(seen + self._steps + 1) // LENGTH_STEP) * LENGTH_STEP, layer.keys.shape[2])
@@ -192,13 +185,12 @@ class DenseStepWriter(StepWriter):
     def load_lengths(self) -> None:
         self._lengths.copy_(upload(np.array(self.cache.lengths), self.cache.device))
 
-    def add(self, live: Replicas) -> None:
-        self._lengths += live.on(self._lengths.device)
+    def add(self) -> None:
+        self._lengths += self.live.on(self._lengths.device)
 
     def prepare(self) -> None:
         self._held = Replicas(self._lengths)
-        self._at: dict[tuple[int, torch.device], torch.Tensor] = {}
-        self._bias: dict[torch.device, torch.Tensor] = {}
+        self._rows = RowPlaces(self._held, rings=False)
 
     def entries(self, layer: EvictingStore) -> Entries:
         assert isinstance(layer, DenseStore)
@@ -209,23 +201,11 @@ class DenseStepWriter(StepWriter):
         return layer.columns
 
     def new_rows(self, layer: EvictingStore) -> torch.Tensor:
-        heads, where = layer.geometry.kv_heads, layer.queries.device
-        if (heads, where) not in self._at:
-            base = torch.arange(self.cache.slots * heads, device=where).view(-1, heads)
-            self._at[heads, where] = (base * self.cache.shape.rows + self._held.on(where)[:, None]).view(-1)
-        return self._at[heads, where]
+        return self._rows.of(layer.keys)
 
     def attend(self, layer: EvictingStore, call: AttentionCall) -> torch.Tensor:
         assert isinstance(layer, DenseStore)
-        write_rows(layer.keys, layer.values, self.new_rows(layer), call)
-        self.write_columns(layer, call)
-        where = layer.keys.device
-        if where not in self._bias:
-            held = self._held.on(where)[:, None, None] + 1
-            self._bias[where] = live_bias(held, self.cache.shape.rows, call.query.dtype)
-        if self.fixed:
-            return call.attend(call.query, layer.keys, layer.values, self._bias[where], layer.sums)
-        return self.slot_by_slot(call, layer, self._bias[where])
+        return self.in_rows(layer, call, self._rows)
 
 
 class PagedStepWriter(StepWriter):
@@ -239,24 +219,25 @@ class PagedStepWriter(StepWriter):
         self._stack_lengths = [
             torch.zeros(stack.blocks.lengths.shape, dtype=torch.int32, device=stack.device) for stack in cache.stacks
         ]
-        self._stores = [layer for layer in cache.layers if isinstance(layer, PagedStore)]
-        self._lengths: dict[int, torch.Tensor] = {}  # [S, Hk] int32 by layer
-        for store in self._stores:
-            self._lengths[store.geometry.index] = self._stack_lengths[cache.stacks.index(store.stack)][store.rows]
+        self._lengths = {  # [S, Hk] int32 by layer
+            store.geometry.index: lengths[store.rows]
+            for stack, lengths in zip(cache.stacks, self._stack_lengths)
+            for store in stack.layers
+        }
         self._tables: dict[int, torch.Tensor] = {}
         self._sizes: dict[int, list[int]] = {}
 
     def load_lengths(self) -> None:
         for stack, lengths in zip(self.cache.stacks, self._stack_lengths):
             lengths.copy_(stack.blocks.lengths_on_device())
-        tables = {store.geometry.index: store.table() for store in self._stores}
+        tables = {store.geometry.index: store.table() for stack in self.cache.stacks for store in stack.layers}
         if any(was.data_ptr() != tables[index].data_ptr() for index, was in self._tables.items()):
             self.version += 1  # a table grew and was reallocated
         self._tables = tables
 
-    def add(self, live: Replicas) -> None:
+    def add(self) -> None:
         for lengths in self._stack_lengths:
-            lengths.view(-1, self.cache.slots, lengths.shape[1]).add_(live.on(lengths.device)[:, None])
+            lengths.view(-1, self.cache.slots, lengths.shape[1]).add_(self.live.on(lengths.device)[:, None])
 
     def entries(self, layer: EvictingStore) -> Entries:
         assert isinstance(layer, PagedStore)
@@ -271,10 +252,8 @@ class PagedStepWriter(StepWriter):
         table, lengths = self._tables[layer.geometry.index], self._lengths[layer.geometry.index]
         last = (lengths // PAGE).clamp(max=table.shape[-1] - 1)  # the pages of an ended sequence may be full
         page = table.gather(-1, last.long()[..., None])[..., 0]
-        at = torch.where(
-            self.live.on(lengths.device)[:, None] > 0, page * PAGE + lengths % PAGE, 0
-        )  # no head owns page 0
-        return at.view(-1).long()
+        live = self.live.on(lengths.device)[:, None] > 0
+        return torch.where(live, page * PAGE + lengths % PAGE, 0).view(-1).long()  # no head owns page 0
 
     def prepare(self) -> None:
         if self.decode is not None:
@@ -286,25 +265,20 @@ class PagedStepWriter(StepWriter):
 
     def attend(self, layer: EvictingStore, call: AttentionCall) -> torch.Tensor:
         assert isinstance(layer, PagedStore)
-        table, lengths = self._tables[call.layer], self._lengths[call.layer]  # [S, Hk, W], [S, Hk] int32
         write_rows(layer.pool.keys, layer.pool.values, self.new_rows(layer), call)
         self.write_columns(layer, call)
         sizes = self._sizes[call.layer]
-        live = {sizes[s] for s in range(self.cache.slots) if self.cache.seen[s]} or {sizes[0]}
-        out: torch.Tensor | None = None
-        for rows in sorted(live):  # all slots each time: with a fixed shape, a slot's bits do not depend on others
-            part = self._read(layer, call, table, lengths, rows)
-            if out is None:
-                out = part
-            else:
-                mine = torch.tensor([size == rows for size in sizes], device=part.device)
-                out = torch.where(mine[:, None, None, None], part, out)
-        assert out is not None
+        first, *others = sorted({sizes[s] for s in range(self.cache.slots) if self.cache.seen[s]} or {sizes[0]})
+        # All slots each time: with a fixed shape, a slot's bits do not depend on others.
+        out = self._read(layer, call, first)
+        for rows in others:
+            part = self._read(layer, call, rows)
+            mine = torch.tensor([size == rows for size in sizes], device=part.device)
+            out = torch.where(mine[:, None, None, None], part, out)
         return out
 
-    def _read(
-        self, layer: PagedStore, call: AttentionCall, table: torch.Tensor, lengths: torch.Tensor, rows: int
-    ) -> torch.Tensor:
+    def _read(self, layer: PagedStore, call: AttentionCall, rows: int) -> torch.Tensor:
+        table, lengths = self._tables[call.layer], self._lengths[call.layer]  # [S, Hk, W], [S, Hk] int32
         slots, heads = lengths.shape
         row = torch.arange(rows, device=table.device)
         pages = table[:, :, (row // PAGE).clamp(max=table.shape[2] - 1)]  # the mask below hides rows beyond the table
@@ -335,7 +309,7 @@ def step_writer(cache: SlotCache, rules: Rules, decode: Decode | None = None) ->
 
 
 def on_device(device: torch.device | None) -> AbstractContextManager[Any]:
-    """Make a layer's own device the current one inside the block, because Triton launches kernels on the current
+    """Make a layer's own device the current one inside the `with` block, because Triton launches kernels on the current
     device. None: no change."""
     return contextlib.nullcontext() if device is None else torch.cuda.device(device)
 

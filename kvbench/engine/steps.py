@@ -1,7 +1,7 @@
 """Runs the decode steps of all slots.
 
 On a GPU, layers are compiled and a step is one CUDA graph; on a CPU, --compile-cpu makes a step one compiled program.
-Otherwise, and where the model or the method does not allow this, Python calls each operation of a step.
+In all other cases, and where the step cannot be captured or compiled, Python calls each operation of a step.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class DecodeSteps:
     ) -> None:
         loaded = setup.loaded
         self.cache, self.look = cache, look
-        self._model, self._trigger, self._stop_ids = model, setup.trigger, loaded.stop_ids
+        self._model, self._trigger = model, setup.trigger
         self._device, self._on_gpu = loaded.device, loaded.device.type == "cuda"
         self._backend, self._notice = backend, notice
         compiles = self._on_gpu and compiled and not loaded.divided
@@ -95,7 +95,7 @@ class DecodeSteps:
         logits: [V], those of the prompt's last token; seen: number of tokens of the prompt.
         """
         state = State(len(samples), 1, self.state.drawing, self._device)
-        state.load(samples, [seen] * len(samples), self._stop_ids)
+        state.load(samples, [seen] * len(samples))
         self._draw(logits.expand(len(samples), -1), state)
         return state.read(1)[0]
 
@@ -110,7 +110,7 @@ class DecodeSteps:
         steps = block_length(sequences, self._trigger, look, states=states, marks=self.cache.shape.marks)
         width = self.cache.shape.newest
         newest = width > 0 if self._captures else stores_newest(sequences, self._trigger, width, steps)
-        self.state.load(slots.sequences, self.cache.seen, self._stop_ids)
+        self.state.load(slots.sequences, self.cache.seen)
         self.writer.load(slots.ahead(steps), newest)
         return steps
 
@@ -125,7 +125,7 @@ class DecodeSteps:
             self._prepared, self._graph, self._program = depends, None, None  # frees the old graph's memory
             restore = partial(self._restore, slots, self.cache.saved_states())
             if self._captures:
-                self._capture(slots, restore)
+                self._capture(restore)
             else:
                 self._step()
             restore()
@@ -142,7 +142,7 @@ class DecodeSteps:
             done += 1
         return self.state.read(done)
 
-    def _capture(self, slots: Slots, restore: Callable[[], None]) -> None:
+    def _capture(self, restore: Callable[[], None]) -> None:
         try:
             if self._on_gpu:
                 self._graph = StepGraph(self._step, self._device, restore)
@@ -161,8 +161,8 @@ class DecodeSteps:
     def _step(self) -> None:
         """Give every slot its next token.
 
-        A CUDA graph can hold this function: if a tensor that the function reads was replaced, `ready` captures the
-        function anew.
+        A CUDA graph may have captured this function. After a tensor that the function reads was replaced, `ready`
+        captures it anew.
         """
         self._draw(self._program() if self._program else self._forward(), self.state)
 

@@ -12,7 +12,7 @@ import torch
 class Timer:
     """Adds up the time of the work inside all `with timer.running():` blocks.
 
-    On a GPU, events on the current stream mark the start and end of a block; the host waits only in `seconds`.
+    On a GPU, events on the current stream mark the start and end of each block; the host waits only in `seconds`.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -22,7 +22,7 @@ class Timer:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Add the time of the work inside the block."""
+        """Add the time of the work inside the `with` block."""
         if self._on_gpu:
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()

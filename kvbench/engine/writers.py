@@ -36,9 +36,7 @@ class BlockWriter:
         observer: called with each block of queries of an evicted layer, once the block's keys are in the cache.
         finished: called with each layer after its attention; the forward pass does not read the layer again.
         heard: called with every attention call and its output.
-        flash: whether to use flash-attn in layers whose heads hold equally many entries. It is not used in layers with
-            sinks, in layers whose keys and values have different dimensions, or in layers with a sliding window
-            once entries were dropped.
+        flash: whether to use flash-attn, in the layers that the module `flash` names.
     """
 
     def __init__(
@@ -94,11 +92,7 @@ class BlockWriter:
         return out
 
     def _block(self, layer: PromptLayer, call: AttentionCall) -> int:
-        """Return the most queries per attention call.
-
-        This is `block`, or all queries where attention stores neither a mask nor weights, and the observer does not get
-        the queries.
-        """
+        """Return the most queries per attention call, see `block` of the class."""
         observed = self.observer is not None and layer.geometry.evicts
         whole = self._maskless(layer, call) and call.query.shape[-1] <= WIDEST and not observed
         return call.query.shape[2] if whole else self.block

@@ -207,7 +207,7 @@ class Method(ABC):
         return outs
 
     def allowed(self, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
-        """Return how many entries per layer and head of the cache may stay after an eviction: by default the budget.
+        """Return how many entries may stay after an eviction, per layer and head of the cache; by default the budget.
 
         budget: None if, and only if, the method takes no budget. prompt_len: tokens of the prompt; seen: tokens of
         prompt and answer so far; evictions: earlier evictions of this sequence.

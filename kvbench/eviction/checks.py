@@ -34,7 +34,7 @@ def refuse(amount: torch.Tensor, error: MakeError) -> None:
 
 @contextmanager
 def gathered() -> Iterator[None]:
-    """Delay the checks in the block, and read their results in one copy from the device at the block's end.
+    """Delay the checks in a block `with gathered()`, and read their results in one copy from the device at its end.
 
     A call of `read` inside the block also reads the checks that were delayed until then. The first check that fails
     raises its error. If the block itself ends with a KVBenchError, the delayed checks are still read; the error of the
@@ -59,7 +59,7 @@ def _read_rest(noted: Noted) -> None:
 
 @contextmanager
 def unread() -> Iterator[None]:
-    """While the block runs, `refuse` checks nothing, not even inside `gathered`.
+    """In a block `with unread()`, `refuse` checks nothing, not even inside `gathered`.
 
     This serves code on the meta device, where tensors have no values.
     """

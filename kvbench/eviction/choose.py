@@ -8,12 +8,13 @@ snapkv(kernel=5, window=16)    a method with options, as tables print it
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from kvbench.errors import UserError, quote
 from kvbench.eviction.api import Method
 from kvbench.eviction.combined import Combined
-from kvbench.eviction.options import has_option, parse_options
+from kvbench.eviction.options import parse_options
 from kvbench.registry import methods
 
 Pairs = list[tuple[str, Any]]  # options: name, value
@@ -33,7 +34,7 @@ def canonical(name: str) -> str:
             f"method {quote(name)}: give the name alone here, and options with --method-opt {bare}.{option}=VALUE."
         )
     if len(parts) > 1 and not all(part.strip() for part in parts):
-        raise UserError(f"method {quote(name)}: a name is missing beside the '+'; give two, as in snapkv+gkv.")
+        raise UserError(f"method {quote(name)}: a name is missing beside the '+'; give two names, as in snapkv+gkv.")
     if len(parts) > 2:
         raise UserError(
             f"method {quote(name)}: at most two methods can be combined, one for the prompt and one for the answer."
@@ -95,7 +96,7 @@ def addressed(name: str, option: str, value: str) -> list[tuple[str, str]]:
 
 def takers(name: str, option: str) -> list[str]:
     """Return which methods in `name` (one, or two joined by ``+``) have this option."""
-    return [part for part in name.split("+") if has_option(methods.get(part), option)]
+    return [part for part in name.split("+") if any(f.name == option for f in fields(methods.get(part)))]
 
 
 def from_label(label: str) -> Method:

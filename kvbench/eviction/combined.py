@@ -47,8 +47,7 @@ class Combined(Method):
         if self.second.needs_aligned and not self.first.aligned:
             raise UserError(
                 f"method {quote(self.names[1])} needs the same tokens in all heads of a layer, but "
-                f"{quote(self.names[0])} may keep other tokens in each head; give another method than "
-                f"{quote(self.names[1])} or {quote(self.names[0])}."
+                f"{quote(self.names[0])} may keep other tokens in each head; replace one of the two methods."
             )
         for name, part, other in zip(self.names, (self.first, self.second), reversed(self.names)):
             if self.per_query_head and isinstance(part.weights(), LearnedWeights):
@@ -56,21 +55,14 @@ class Combined(Method):
                     f"method {quote(name)} has trained weights, which need entries per KV head, but {quote(other)} "
                     f"keeps entries per query head; give {bare(other)}.heads=kv."
                 )
+        both = f"methods {quote(self.names[0])} and {quote(self.names[1])}"
+        remedy = "so they cannot be combined; give one of them."
         if set(_memories(self.first)) & set(_memories(self.second)):
-            raise UserError(
-                f"methods {quote(self.names[0])} and {quote(self.names[1])} keep columns or states of the same name, "
-                "so they cannot be combined; give one of them."
-            )
+            raise UserError(f"{both} keep columns or states of the same name, {remedy}")
         if len({part.needs().marks for part in (self.first, self.second)} - {""}) > 1:
-            raise UserError(
-                f"methods {quote(self.names[0])} and {quote(self.names[1])} look for different separators ('marks'), "
-                "so they cannot be combined; give one of them."
-            )
+            raise UserError(f"{both} look for different separators ('marks'), {remedy}")
         if self.first.weights() and self.second.weights():
-            raise UserError(
-                f"methods {quote(self.names[0])} and {quote(self.names[1])} both need weights, so they cannot be "
-                "combined; give one of them."
-            )
+            raise UserError(f"{both} both need weights, {remedy}")
 
     def during(self, phase: Phase) -> Method:
         return self.first if phase == "prefill" else self.second

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from kvbench.lazy import torch
 
 if TYPE_CHECKING:
-    from kvbench.eviction.view import LayerView
+    from kvbench.eviction.api import Method
 
 Phase = Literal["prefill", "decode"]
 LayerWeight = Literal["o_proj"]
@@ -38,8 +38,9 @@ class Needs:
     # decode steps may sum it as well, and the engine does not store these queries.
     newest: tuple[int, ...] = ()
     values: bool = False  # whether `score` or `observe` reads `view.values`
-    # Whether `score` or `observe` itself reads `view.keys`, not only `view.attend` (and `redundancy` beside it) does.
-    # If not, views show more layers and sequences at once, and views without queries show NaN in place of keys.
+    # Whether `score` or `observe` reads `view.keys` itself. Calls of `view.attend` do not count, nor do calls of
+    # `redundancy` in a method that also calls `view.attend`. If False, views show more layers and sequences at once,
+    # and views without queries show NaN in place of keys.
     keys: bool = True
     rope: bool = False  # whether the method uses `view.rope` or `view.rotate`
     probes: bool = False  # whether `probes` yields any
@@ -52,8 +53,8 @@ class Needs:
 
     @property
     def width(self) -> int:
-        """Number of newest queries that `score` sees. With "since_last" it is the largest of `window` and `newest`, or
-        only `window` while decode steps sum the attention of `newest`; `observe` sees every query."""
+        """Number of newest queries that `score` sees. With "window" or "since_last" it is the largest of `window` and
+        `newest`; while decode steps sum the attention of `newest`, however, `score` sees only `window` queries."""
         return {"none": 0, "last": 1}.get(self.queries, max(self.window, *self.newest, 0))
 
 
@@ -97,8 +98,7 @@ class Protect:
     text: bool = False
 
     def at(self, interval: int) -> Protect:
-        """Return the protection at this eviction interval: if `by_interval` is set, `recent` is at most the
-        interval."""
+        """Return the protection at this eviction interval."""
         return replace(self, recent=min(self.recent, interval)) if self.by_interval else self
 
 
@@ -143,12 +143,6 @@ class Allocation:
     weights: Mapping[str, torch.Tensor]
 
 
-class Scores(Protocol):
-    """The type of `Probe.against`. This module cannot import `Method`; the engine accepts only a `Method` there."""
-
-    def score(self, view: LayerView) -> torch.Tensor | ScoreOut: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
     """Tokens that the model reads at the positions after the prompt, so that `observe` sees their queries.
@@ -166,7 +160,7 @@ class Probe:
     """
 
     tokens: tuple[int, ...] = ()
-    against: Scores | None = None
+    against: Method | None = None
     keep: bool = False
     span: tuple[int, int] = (0, 0)
     learned: str = ""

@@ -3,38 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
 from kvbench.errors import UserError, quote
 from kvbench.eviction.api import Method
+from kvbench.eviction.choose import from_label
 from kvbench.eviction.options import OptionError
 from kvbench.eviction.protection import parse_protection
 
-# What the engine reads from a method beside its scores and quotas.
+# What the engine reads from a method beside its scores, quotas, protection and smallest budget.
 DECLARATIONS = (
-    *("needs", "columns", "states", "protect", "trigger", "allowed", "observe", "on_tokens"),
-    *("probes", "drafts", "weights", "min_budget", "notes"),
+    *("needs", "columns", "states", "trigger", "allowed", "observe", "on_tokens", "reads_tokens"),
+    *("probes", "drafts", "weights", "notes", "per_query_head", "stacked", "decode_bounded"),
 )
-PROPERTIES = ("reads_tokens", "per_query_head", "stacked", "decode_bounded")
 
 
-def delegate(cls: type, functions: tuple[str, ...], properties: tuple[str, ...]) -> None:
-    """Define functions and properties in a class whose objects wrap a method, `self.inner`.
+class Wrapper(Method):
+    """Base of wrappers. Subclasses define the option `base`, and call `delegate`."""
 
-    Each returns what the function or property of the same name returns for `inner`, with two exceptions. "protect"
-    follows the option `protection` of the wrapping method, else the option of `inner`, else the protection that `inner`
-    declares. "min_budget" is the larger of the wrapping method's own and that of `inner`.
+    base: str
+
+    @cached_property
+    def inner(self) -> Method:
+        """The method that the option `base` names; it computes the scores."""
+        return from_label(self.base)
+
+
+def delegate(cls: Any, *more: str) -> None:
+    """Let a class whose objects wrap a method, `self.inner`, take the `DECLARATIONS` and `more` from that method.
+
+    What the class defines itself stays, except `stacked`, `protect`, `unscored` and `replaced`. `protect` follows the
+    option `protection` of the wrapping method, else the option of `inner`, else the protection that `inner` declares.
+    `min_budget` is the larger of the wrapping method's own and that of `inner`.
     """
-    for name in functions:
-        setattr(cls, name, _of_inner({"protect": "keeps_always"}.get(name, name)))
-    if "protect" in functions:  # the wrapping method's option `protection` comes first
-        cls.replaced = property(lambda self: parse_protection(self.protection) or self.inner.replaced)  # type: ignore
-        cls.unscored = _of_inner("unscored")  # type: ignore[attr-defined]
-    if "min_budget" in functions:
-        cls.min_budget = lambda self: max(super(cls, self).min_budget(), self.inner.min_budget())  # type: ignore
-    for name in properties:
-        setattr(cls, name, property(attrgetter(f"inner.{name}")))
+    own = vars(cls).keys() - {"stacked"}  # `Method` sets `stacked` in every class that defines `score`
+    for name in (*DECLARATIONS, *more):
+        if name in own or (name == "reads_tokens" and "on_tokens" in own):
+            continue
+        function = callable(getattr(Method, name))
+        setattr(cls, name, _of_inner(name) if function else property(attrgetter(f"inner.{name}")))
+    cls.protect, cls.unscored = _of_inner("keeps_always"), _of_inner("unscored")
+    cls.replaced = property(lambda self: parse_protection(self.protection) or self.inner.replaced)
+    if "min_budget" not in own:
+        cls.min_budget = lambda self: max(super(cls, self).min_budget(), self.inner.min_budget())
 
 
 def named(option: str, label: str, make: Callable[[], Method]) -> Method:
@@ -47,7 +60,8 @@ def named(option: str, label: str, make: Callable[[], Method]) -> Method:
     except UserError as error:
         raise OptionError(option, f"must name a method: {error}") from None
     if inner.during("prefill") is not inner:
-        raise OptionError(option, f"must name one method, not two combined methods; got {quote(label)}.")
+        wanted = "must name one method, not two combined methods such as snapkv+gkv or scope"
+        raise OptionError(option, f"{wanted}; got {quote(label)}.")
     return inner
 
 

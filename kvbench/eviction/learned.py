@@ -14,11 +14,7 @@ Sizes = Mapping[str, int]  # sizes of a model by their names in its configuratio
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedWeights(Weights):
-    """Weights that only training can make, with their tensor shapes and a check that they fit a model.
-
-    shapes: a function that returns the shapes for a model's sizes. check: a function that returns why tensors do not
-    fit a model's sizes and the method's options; "" if they fit.
-    """
+    """Weights that only training can make, with their tensor shapes and a check that they fit a model."""
 
     what: str  # their name in messages: "gate", "scorer"
     option: str  # the method's option that names the file

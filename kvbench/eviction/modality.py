@@ -1,4 +1,4 @@
-"""Prompts with images: the column that tells entries of text from those of images, and a check of the method."""
+"""Prompts with images: the column that marks entries of images, and a check that a method can score such prompts."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ LARGEST = 10**18  # integer options must be smaller in absolute value
 
 
 class OptionError(UserError):
-    """An invalid value of an option. `reason` is the message without the option's name."""
+    """An invalid value of the option `name`. The message is the word "option", the name and `reason`."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"option {quote(name)} {reason}")
@@ -116,11 +116,6 @@ def describe(cls: type[Method]) -> list[OptionInfo]:
         for f in dataclasses.fields(cls)
         if not f.kw_only
     ]
-
-
-def has_option(cls: type[Method], name: str) -> bool:
-    """Return whether a method class has an option of this name."""
-    return any(f.name == name for f in dataclasses.fields(cls))
 
 
 def check_budget(

@@ -17,7 +17,7 @@ _for_gpu: ContextVar[bool] = ContextVar("for_gpu", default=False)
 
 @contextmanager
 def planned_for(*, gpu: bool) -> Iterator[None]:
-    """While the block runs, meta tensors count as tensors on a GPU if `gpu`, else as tensors on a CPU."""
+    """In a block `with planned_for(...)`, count meta tensors as tensors on a GPU if `gpu` is true, else on a CPU."""
     token = _for_gpu.set(gpu)
     try:
         yield

@@ -42,7 +42,7 @@ def decide(method: Method, views: Sequence[LayerView]) -> list[Decision]:
     views: all layers that evict. For a `layerwise` method some of these layers are enough; for a `stacked` method the
     views may be `StackView`s. The views may hold different numbers of entries, but have the same budget.
 
-    Raises BudgetViolation for NaN scores and for a choice that `check` refuses, MethodError as `_score` does.
+    Raises BudgetViolation for NaN scores and for a choice that `check` refuses; MethodError when `_score` raises it.
     """
     outs, wheres = [_score(method, view) for view in views], [view.positions.device for view in views]
     if len(set(wheres)) > 1:  # a model divided among devices

@@ -9,7 +9,8 @@ from kvbench.lazy import torch
 
 @dataclass(frozen=True, slots=True)
 class Every:
-    """Evict after every `interval` generated tokens of a sequence if the sequence then holds more than its budget.
+    """Evict right after the prompt and after every `interval` generated tokens, if the sequence then holds more entries
+    than its budget.
 
     at_budget: call the method also when the sequence holds exactly its budget; the method then evicts nothing, but may
     update its columns.
@@ -30,16 +31,13 @@ class Every:
         return clock > self.after and (clock - self.after) % self.interval == 0
 
     def full(self, held: float, budget: int) -> bool:
-        """Return whether a sequence that holds `held` entries (a mean over its heads) must evict down to `budget`.
-
-        With `at_budget`, this is so at exactly `budget` entries too.
-        """
+        """Return whether a sequence that holds `held` entries (a mean over its heads) must evict down to `budget`."""
         return held >= budget if self.at_budget else held > budget
 
 
 @dataclass(frozen=True, slots=True)
 class EveryTime(Every):
-    """Evict at every tick, even if the mean over heads is within the budget: single heads may exceed their quotas."""
+    """Evict at the times of `Every`, even if the mean over heads is within the budget: a head may exceed its quota."""
 
     def full(self, held: float, budget: int) -> bool:
         return True

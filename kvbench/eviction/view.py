@@ -6,7 +6,7 @@ below: `pool` smooths along the text, `recent` and `older` separate the newest t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,11 +16,22 @@ from kvbench.lazy import torch
 
 if TYPE_CHECKING:
     from kvbench.eviction.api import Probe
-    from kvbench.eviction.own_attention import OwnAttention
     from kvbench.eviction.rope import Rope
 
 
 VECTORS = frozenset({"keys", "values", "queries", "hidden", "probe_keys", "weights"})  # read only by `score`
+
+
+@dataclass(frozen=True, slots=True)
+class OwnAttention:
+    """The attention module of a layer, and the rotary embedding of its model. Methods must change neither.
+
+    rotary: called with any tensor and positions [b, t], returns RoPE's cosines and sines, [b, t, d] each, in the dtype
+    of that tensor.
+    """
+
+    module: Any  # a transformers module
+    rotary: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(slots=True, kw_only=True)

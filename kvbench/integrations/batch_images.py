@@ -21,7 +21,7 @@ class BatchImages:
     """The images of b prompts that are padded to t tokens.
 
     Attributes:
-        rows: the images of each prompt; a run of image tokens counts as one image.
+        rows: the images of each prompt; adjacent image tokens count as one image.
         axes: [3, b, t] rotary positions; None for model families that rotate by the token's index.
         deltas: [b, 1] rotary position of the token after each prompt, minus that token's index, counted without pads.
     """
@@ -38,10 +38,11 @@ class BatchImages:
 
         name: the method's name, for error messages. pads: number of pads before each prompt.
 
-        Raises UserError for videos, and if the engine does not read images of this model or with this method.
+        Raises UserError for videos, and if the engine does not support images with this model or this method.
         """
         given = {key: value for key, value in inputs.items() if value is not None}
-        if any("video" in key for key in given) or _has_videos(given.get("mm_token_type_ids")):
+        kinds = given.get("mm_token_type_ids")  # [b, T]: 0 text, 1 image, 2 video; None: unknown
+        if any("video" in key for key in given) or (kinds is not None and bool((kinds == 2).any())):
             raise UserError("EvictionCache does not read videos; give images.")
         if "pixel_values" not in given:
             return None
@@ -62,9 +63,9 @@ class BatchImages:
         return cls(rows, axes, torch.tensor(deltas, device=ids.device)[:, None])
 
     def modality(self, rows: Sequence[int]) -> torch.Tensor:
-        """Return [b, 1, t]: 0 for each text token of the prompts `rows`, the image's number, from 1, for image tokens.
+        """Return [b, 1, t]: 0 for each text token of b prompts, and the image's number, from 1, for each image token.
 
-        Pads are left out, so the prompts must have equally many pads. rows: indices of prompts in the batch.
+        rows: indices of these prompts in the batch. They must have equally many pads, because pads are left out.
         """
         return torch.stack([self.rows[row].modality for row in rows])[:, None]
 
@@ -80,12 +81,7 @@ class BatchImages:
         return index + self.deltas if seen else self.axes
 
 
-def _has_videos(kinds: torch.Tensor | None) -> bool:
-    """Return whether a processor marks tokens of a video. kinds: [b, T], 0 text, 1 image, 2 video; None: unknown."""
-    return kinds is not None and bool((kinds == 2).any())
-
-
 def refuse_new_images(inputs: Mapping[str, Any]) -> None:
-    """Raise UserError if a pass after the prompt brings images."""
+    """Raise UserError if the inputs of a forward pass after the prompt have images."""
     if inputs.get("pixel_values") is not None:
         raise UserError("EvictionCache reads images in the prompt only; make a new cache for a prompt with all images.")

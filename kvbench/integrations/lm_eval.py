@@ -124,7 +124,7 @@ class KVBenchLM(TemplateLM):
         return super().chat_template(chat_template)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Render a conversation. Raises UserError if the template fails, where lm-eval's own model `hf` would try again
+        """Render a conversation. Raises UserError if the template fails; lm-eval's own model `hf` would then try again
         without the system message."""
         self._templated = True
         try:
@@ -167,7 +167,7 @@ class KVBenchLM(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        """Return for each continuation the sum of its log-probabilities, and whether every token is the greedy one."""
+        """Return for each continuation the sum of its log-probabilities, and whether each of its tokens is greedy."""
         spool = Spool()
         continuations = [self._continuation(context, continuation, spool) for _, context, continuation in requests]
         place = {id(request): index for index, request in enumerate(continuations)}
@@ -305,8 +305,8 @@ class KVBenchLM(TemplateLM):
     # --- records ------------------------------------------------------------------------------------------------------
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Use lm-eval's file of stored answers (``--use_cache``). Raises UserError if its answers have other
-        settings than this model, or unknown ones."""
+        """Use lm-eval's file of stored answers (``--use_cache``). Raises UserError if these answers were made with
+        settings that are unknown, or that differ from this model's."""
         super().set_cache_hook(cache_hook)
         if cache_hook.dbdict is not None:
             check_stored_answers(cache_hook.dbdict, self._identity())

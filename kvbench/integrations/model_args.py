@@ -95,7 +95,7 @@ def _read(values: dict[str, Any]) -> ModelArgs:
 
 @contextlib.contextmanager
 def in_its_words() -> Iterator[None]:
-    """Reword errors raised in the block, so that they name arguments (``prefill``) instead of flags (``--prefill``)."""
+    """Reword errors raised in the `with` block: they name arguments (``prefill``) instead of flags (``--prefill``)."""
     try:
         yield
     except (UserError, SetupError) as error:

@@ -21,7 +21,7 @@ from kvbench.errors import UserError
 
 @dataclass(slots=True)
 class PromptGroup:
-    """Equally long prompts of a batch: their rows in the batch, the number of pads before each, their common cache."""
+    """Equally long prompts: their indices in the batch, the number of pads before each prompt, their common cache."""
 
     rows: list[int]
     pads: int

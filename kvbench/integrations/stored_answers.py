@@ -12,8 +12,8 @@ MARK = "kvbench"  # key in lm-eval's file of answers; its value is the settings 
 def check_stored_answers(answers: Any, identity: dict[str, Any]) -> None:
     """Compare `identity` with the identity in the file; if the file is empty, store `identity` in it.
 
-    Raises UserError if the file holds answers of other settings, or answers without an identity. lm-eval would use
-    these answers, because lm-eval looks up an answer by the prompt alone.
+    Raises UserError if the file holds answers of other settings, or answers without an identity. Without this check,
+    lm-eval would use these answers, because it looks up an answer by the prompt alone.
 
     answers: lm-eval's open file. identity: the settings on which the answer to a given prompt depends.
     """

@@ -187,7 +187,7 @@ class EvictionCache(FixedBatch):
             ids = self._turn(ids, mask)
         else:
             self._ids, self._pads = ids, pads_before(mask, *ids.shape)
-            self._continue(self._setup.empty_states())
+            self._continue(RecurrentStates.like(self._setup.loaded.states))
             model = self._reader.model.model
             self._images = BatchImages.of(model, self.name, self.method, inputs, self._pads)
             check_positions(inputs.get("position_ids"), self._positions(ids), mask)
@@ -219,7 +219,8 @@ class EvictionCache(FixedBatch):
     def _turn(self, ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """Read the tokens [b, t] of a later pass one by one, as the engine does, except the last of each sequence.
 
-        Returns these last tokens [b, 1], which the pass itself reads. Raises UserError if `ids` do not fit the batch.
+        Returns these last tokens [b, 1], which the pass itself reads. Raises UserError for another number of sequences,
+        for a mask of another length, for pads after the prompt, and for several tokens right after the prompt.
         """
         rows, tokens = ids.shape
         whole = tokens and (mask is None or mask.shape[1] == self._seen + tokens)
@@ -248,7 +249,7 @@ class EvictionCache(FixedBatch):
         index = (self._seen + torch.arange(ids.shape[1], device=ids.device) - pads).clamp(min=0)  # 0 for pads
         return index if self._images is None else self._images.positions(index, self._seen)
 
-    def leave(self, inputs: dict[str, Any]) -> None:
+    def leave(self) -> None:
         """Restore the model's attention after a forward pass, also a failed one."""
         self._routed = False
         self._routing.close()
@@ -274,10 +275,8 @@ class EvictionCache(FixedBatch):
             self._writer.begin(positions, torch.ones_like(positions))
 
     def _start(self, call: AttentionCall, tokens: int) -> None:
-        """Create the caches that hold the prompts, without pads, until `_settle`: one per `PromptGroup`.
-
-        tokens: length of the padded prompts.
-        """
+        """Create one cache per `PromptGroup`, which holds the group's prompts, without pads, until `_settle`. tokens:
+        length of the padded prompts."""
         # The dtype under autocast is known only now, and the model may have moved to another device.
         loaded = replace(self._setup.loaded, device=call.query.device, dtype=call.key.dtype)
         self._setup = self._reader.setup = replace(self._setup, loaded=loaded)

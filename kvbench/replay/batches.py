@@ -40,9 +40,8 @@ def replay(
 ) -> Result:
     """Read every trace with every method and budget in `chosen`, and return the figures.
 
-    In `chosen`, the oracle `golden` must come before the other methods, as in `choices.plan`. max_tokens: tokens of the
-    longest prompt plus answer. on_read: called after each batch with three arguments: method and budget as one
-    text, the number of traces read, and the number of tokens of their answers.
+    In `chosen`, the oracle `golden` must come before the other methods, as in `choices.plan`. max_tokens: the most
+    tokens that a prompt and its answer have together. on_read: called after each batch.
     """
     cells: dict[Chosen, list[TraceFigures]] = {}
     kinds: dict[Chosen, dict[str, Any]] = {}

@@ -6,7 +6,7 @@ If the user names ``all``, every method that can run is chosen. The yardsticks a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,13 @@ class Chosen:
     @property
     def label(self) -> str:
         return f"{self.method.label} {label(self.budget) if self.budget else ''}".strip()
+
+
+def budget_of(row: Mapping[str, Any]) -> Budget | None:
+    """Return a row's budget in the form that the user chose: a number of entries, a share of the prompt, or None."""
+    if row["budget_share"] is not None:
+        return float(row["budget_share"])
+    return None if row["budget"] is None else int(row["budget"])
 
 
 FULL = Chosen(method=MethodChoice(name="full"), budget=None)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from kvbench.engine.attention.interface import AttentionCall
@@ -15,12 +16,7 @@ from kvbench.replay.reader import Listener
 from kvbench.replay.reference import Held, Reference
 from kvbench.replay.traces import ForcedTrace
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
-
+Floats = NDArray[np.float64]
 PER_TOKEN = ("loss", "loss_full", "entropy", "divergence", "agrees")
 
 

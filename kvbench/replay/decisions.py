@@ -24,9 +24,9 @@ import torch
 from kvbench.config.run_config import Cell, MethodChoice, RunConfig
 from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import MethodError, SetupError, UserError, quote
-from kvbench.eviction.budget import Budget
+from kvbench.replay.choices import budget_of
 from kvbench.replay.reader import Listener, TraceReader
-from kvbench.replay.traces import ForcedTrace, read_trace
+from kvbench.replay.traces import ForcedTrace, Notice, read_trace
 from kvbench.runner.cell import MethodState
 from kvbench.runner.inputs import Inputs
 from kvbench.runner.workload import TaskWork, make_method
@@ -35,7 +35,6 @@ from kvbench.store.decisions import Decisions
 from kvbench.store.schema import as_stored
 
 MOST_LAYERS = 8  # layers that are recorded, evenly spread
-Notice = Callable[[str], None]
 
 
 def check(config: RunConfig) -> None:
@@ -101,16 +100,14 @@ class Recorder:
         return found
 
     def _read(self, row: dict[str, Any], trace: ForcedTrace | None, longest: int) -> list[Decisions]:
-        """Read one answer again. Return an object per layer and head, which states for each token the eviction that
-        dropped it. Raises UserError if the answer cannot be read as in the run, or if the evictions differ from the
-        run's."""
+        """Read one answer again. Raises UserError if the answer cannot be read as in the run, or if its number of
+        tokens or its evictions differ from the run's."""
         cell = cell_of(row, self.config)
         state = self._state(cell.method)
         check_method(row, state)
         if trace is None:
             raise UserError(
-                "the stored answer is empty, the question has several turns, or the task's prompt has changed since "
-                "the run."
+                "the stored answer is empty, the question has several turns, or its prompt has changed since the run."
             )
         log = _Log()
         reader = TraceReader(
@@ -128,7 +125,7 @@ class Recorder:
         reader.read([trace], log)
         seen = log.seen()
         if not seen or not _as_in_run(row, trace, seen):
-            raise UserError("reading the answer again gives other evictions than the run had.")
+            raise UserError("read again, the answer has another number of tokens or other evictions than in the run.")
         tokens = [self.loaded.tokenizer.decode([token]) for token in (*trace.prompt, *trace.answer)]
         return _decisions(row, len(trace.prompt), tokens, log)
 
@@ -140,7 +137,7 @@ class Recorder:
 
 def cell_of(row: dict[str, Any], config: RunConfig) -> Cell:
     """Return the cell of the run's grid to which a row belongs. Raises UserError if there is no such cell."""
-    budget = _budget(row)
+    budget = budget_of(row)
     for cell in config.cells():
         same = cell.method.name == row["method"] and (type(cell.budget), cell.budget) == (type(budget), budget)
         same = same and row["interval"] in (None, config.interval_of(cell))
@@ -158,13 +155,6 @@ def check_method(row: dict[str, Any], state: MethodState) -> None:
             raise UserError(f"the method has changed: {column} was {quote(was)} in the run and is {quote(now)} now.")
 
 
-def _budget(row: dict[str, Any]) -> Budget | None:
-    """Return a row's budget in the form that the user chose: a number of entries, a share of the prompt, or None."""
-    if row["budget_share"] is not None:
-        return float(row["budget_share"])
-    return None if row["budget"] is None else int(row["budget"])
-
-
 def _decisions(row: dict[str, Any], prompt: int, tokens: list[str], log: _Log) -> list[Decisions]:
     """Return the logged decisions of every head, in at most MOST_LAYERS layers. prompt: tokens of the prompt."""
     seen = log.seen()
@@ -180,8 +170,8 @@ def _decisions(row: dict[str, Any], prompt: int, tokens: list[str], log: _Log) -
             seen=seen,
             dropped=_dropped(kept, seen, len(tokens)),
         )
-        for layer, kept_by_head in _spread(log.heads())
-        for head, kept in enumerate(kept_by_head)
+        for layer, heads in _spread(log.kept)
+        for head, kept in heads.items()
     ]
 
 
@@ -224,19 +214,13 @@ class _Log(Listener):
     """Collects the positions that each head kept at every eviction (`kvbench.engine.rules.KeptLog`)."""
 
     def __init__(self) -> None:
-        self._events: dict[int, dict[int, list[set[int]]]] = {}  # by layer and tokens read: kept positions per head
+        # Kept positions by layer, then by head, then by the tokens read before the eviction.
+        self.kept: dict[int, dict[int, dict[int, set[int]]]] = {}
 
     def __call__(self, noise_key: int, seen: int, layer: int, kept: list[torch.Tensor]) -> None:
-        self._events.setdefault(layer, {})[seen] = [set(positions.tolist()) for positions in kept]
+        heads = self.kept.setdefault(layer, {})
+        for head, positions in enumerate(kept):
+            heads.setdefault(head, {})[seen] = set(positions.tolist())
 
     def seen(self) -> list[int]:
-        return sorted({seen for events in self._events.values() for seen in events})
-
-    def heads(self) -> dict[int, list[dict[int, set[int]]]]:
-        """Return the kept positions by layer, then by head, then by the tokens read before the eviction."""
-        return {
-            layer: [
-                {seen: kept[head] for seen, kept in events.items()} for head in range(len(next(iter(events.values()))))
-            ]
-            for layer, events in self._events.items()
-        }
+        return sorted({seen for heads in self.kept.values() for events in heads.values() for seen in events})

@@ -15,15 +15,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from kvbench.replay.comparison import TraceFigures
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
 
 LOW_SHARE = 0.8  # ForesightKV's reward uses this share of the tokens: those with the lowest entropy with the full cache
 Cell = Sequence[TraceFigures]  # the traces of one method at one budget on one task
@@ -83,7 +79,6 @@ _FIGURES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "gap_closed": lambda s: (s["random"] - s["loss"]) / (s["random"] - s["golden"]),
     "entries_mean": lambda s: s["entries"] / s["rows"],
 }
-NAMES = tuple(_FIGURES)
 
 
 def jackknife(
@@ -94,8 +89,6 @@ def jackknife(
     sums: by name, a number for each trace. figure: a function that gets, by the same names, the sums of these numbers
     over traces, and returns the figure. clusters: the number of each trace's cluster, from 0.
     """
-    import numpy as np
-
     parts = {name: np.bincount(clusters, weights=np.asarray(v, dtype=float)) for name, v in sums.items()}
     count = max(clusters) + 1
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -122,8 +115,6 @@ def _low(traces: Cell) -> list[Any]:
     Together, the masks mark the share LOW_SHARE of all tokens. Of tokens with equal entropy, earlier tokens are marked
     first.
     """
-    import numpy as np
-
     entropy = np.concatenate([t.entropy for t in traces])
     low = np.zeros(len(entropy), dtype=bool)
     low[entropy.argsort(kind="stable")[: int(LOW_SHARE * len(entropy))]] = True

@@ -1,10 +1,6 @@
 """Prints the results of a replay, and writes them to a folder with a JSON document that says how to repeat the replay.
 
-A comparison writes four files. replay.csv has a row per task, method and budget. For each row of replay.csv,
-traces.parquet has a row per trace, and heads.parquet has a row per layer and query head. heads.parquet has only the
-layers in which methods evict; `layer` counts these layers, from 0. replay.json is the document. Analyses write their
-tables, figures, captions and pages (for example overlap.csv, overlap.svg, overlap.pdf, overlap.txt, tokens.html) and
-analyses.json.
+docs/replay.md and docs/analyses.md say which files there are.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from kvbench.replay.analyses.api import (
 from kvbench.replay.choices import FULL, Chosen
 from kvbench.replay.comparison import held_tokens
 from kvbench.replay.reader import CHUNK, Listener, OnRead, TraceReader
-from kvbench.replay.reference import Reference, attention_to, attention_to_held, batches, readings
+from kvbench.replay.reference import Reference, attention_to, batches, readings
 from kvbench.replay.traces import ForcedTrace
 
 SCRATCH_FLOATS = 1 << 24  # most attention weights that a window of a batch has
@@ -45,10 +45,9 @@ def read(
     """Read every trace for the analyses.
 
     For analyses of attention, each trace is read with the full cache. For analyses of methods, it is read with the full
-    cache and then with every chosen method. max_tokens: the number of tokens of the longest prompt plus answer.
+    cache and then with every chosen method. max_tokens: the most tokens that a prompt and its answer have together.
     on_read: called after each batch is read, except after the readings with the full cache that serve analyses of
-    methods. Its arguments are the method and budget as one text, the number of traces read, and the number of tokens of
-    their answers.
+    methods.
     """
     looking = [a for a in analyses if isinstance(a, AttentionAnalysis)]
     watching = [a for a in analyses if isinstance(a, MethodAnalysis)]
@@ -87,12 +86,9 @@ class _Windows(Listener):
         self.prompt, self.count = len(batch[0].prompt), -(-(len(batch[0].answer) - 1) // WINDOW)
 
     def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
-        """Pass the attention of the new queries in a layer to the analyses, for WINDOW queries at a time.
+        """Pass the attention of the new queries to the analyses, in the layers in which methods evict.
 
-        Layers in which methods do not evict are left out.
-
-        first: number of the first query in the answer, from 0. It is a multiple of WINDOW, because CHUNK is a multiple
-        of WINDOW.
+        first: a multiple of WINDOW, because a pass starts at a multiple of CHUNK.
         """
         layer = self.cache.layers[call.layer]
         if not layer.geometry.evicts:
@@ -100,7 +96,7 @@ class _Windows(Listener):
         for start in range(0, out.shape[1], WINDOW):
             begin = self.prompt + first + start
             query = call.query[:, :, start : start + WINDOW]
-            weights = attention_to(layer, call, query, begin, reduce_g=None, reduce_q=None)  # [b, Hk, g, w, N]
+            weights = attention_to(layer, call, query, begin)  # [b, Hk, g, w, N]
             window = Window(
                 layer=call.layer,
                 traces=self.places,
@@ -145,13 +141,12 @@ class _Holdings(Listener):
         for start in range(0, out.shape[1], WINDOW):
             query = call.query[:, :, start : start + WINDOW]
             at = torch.arange(begin + start, begin + start + query.shape[2], device=query.device)
-            weights = attention_to_held(layer, call, query, at)  # [b, Hk, g, w, n]
+            weights = attention_to(layer, call, query, begin + start, held=True)  # [b, Hk, g, w, n]
             visible = held[:, :, None] & (positions[:, :, None] <= at[:, None])  # [b, Hk, w, n]
             look = Look(
                 chosen=self.chosen,
                 traces=self.places,
                 layer=call.layer,
-                first=begin + start,
                 weights=weights.flatten(1, 2),
                 visible=visible[:, :, None].expand_as(weights).flatten(1, 2),
             )

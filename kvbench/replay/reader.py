@@ -68,7 +68,7 @@ class Listener:
 class TraceReader:
     """Reads traces with one method at one budget.
 
-    max_tokens: the number of tokens of the longest prompt plus answer. chunk: the most tokens of an answer per forward
+    max_tokens: the most tokens that a prompt and its answer have together. chunk: the most answer tokens per forward
     pass. log: called at every eviction with the positions that each head keeps. Raises UserError or SetupError if the
     method cannot be used with this model, or if its weights are missing.
     """

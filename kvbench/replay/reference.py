@@ -10,6 +10,7 @@ also has n Hq D numbers for the outputs of attention (Hq query heads of dimensio
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -35,8 +36,6 @@ MOST_TRACES = 64  # most traces of a batch
 
 class FutureAttention(Listener):
     """Records the attention of a batch read with the full cache: b traces with P prompt and n answer tokens each.
-
-    A block is `interval` successive tokens of the answer; the last block may be shorter.
 
     Attributes (both by layer, for the layers in which methods evict):
         attention: [b, Hk, blocks, T] float32, T = P + n - 1: for each block of the answer, the attention that the
@@ -105,17 +104,12 @@ class Reference(FutureAttention):
         oracle: by budget, the entries that the oracle holds; filled while the batch is read with the oracle.
     """
 
-    def __init__(
-        self, traces: Sequence[ForcedTrace], interval: int, device: torch.device, *, extreme: bool = False
-    ) -> None:
-        super().__init__(traces, interval, device, extreme=extreme)
-        self.targets = torch.tensor([t.answer for t in traces], device=device)
+    def opened(self, cache: PromptCache) -> None:
+        super().opened(cache)
+        self.targets = torch.tensor([t.answer for t in self.traces], device=self.device)
         self.outputs: dict[int, torch.Tensor] = {}
         self.oracle: dict[Budget | None, Held] = {}
         self._logits: list[torch.Tensor] = []
-
-    def opened(self, cache: PromptCache) -> None:
-        super().opened(cache)
         for g in cache.evicting:
             outputs = (len(self.traces), self.length - 1, g.query_heads, g.read_dim)
             self.outputs[g.index] = cache.layers[g.index].values.new_empty(outputs)
@@ -136,8 +130,8 @@ class Reference(FutureAttention):
 
     def pick(self, index: int) -> Reference:
         """Return the part of this record that belongs to one trace of the batch."""
-        one = Reference([self.traces[index]], self.interval, self.device, extreme=self.extreme)
-        part = slice(index, index + 1)
+        one, part = copy.copy(self), slice(index, index + 1)
+        one.traces, one.targets = self.traces[part], self.targets[part]
         one.logits = self.logits[part]
         one.outputs = {layer: out[part] for layer, out in self.outputs.items()}
         one.attention = {layer: paid[part] for layer, paid in self.attention.items()}
@@ -152,44 +146,29 @@ def attention_to(
     query: torch.Tensor,
     first: int,
     *,
-    reduce_g: Reduce | None,
-    reduce_q: Reduce | None,
+    held: bool = False,
+    reduce_g: Reduce | None = None,
+    reduce_q: Reduce | None = None,
 ) -> torch.Tensor:
     """Return the attention [b, Hk, g, t, N] that queries pay to all N tokens read so far. A token later than a query
     gets 0.
 
-    query: [b, Hq, t, D]; the first of the t queries is at position `first`. reduce_g, reduce_q: how to reduce the
-    attention over the g query heads of a group, and over the t queries; the result lacks a reduced axis. None keeps
-    the axis.
+    query: [b, Hq, t, D]; the first of the t queries is at position `first`. held: if true, N counts the layer's places
+    for entries instead of tokens; a place without an entry gets 0. reduce_g, reduce_q: how to reduce the attention over
+    the g query heads of a group, and over the t queries; the result lacks a reduced axis. None keeps the axis.
     """
     end = first + query.shape[2]
+    rows = layer.rows if held else end
     return window_attention(
         query,
-        layer.keys[:, :, :end],
+        layer.keys[:, :, :rows],
         torch.arange(first, end, device=query.device).expand(len(query), -1),
-        layer.positions[:, :, :end],
-        None,
+        layer.positions[:, :, :rows],
+        layer.valid if held else None,
         scaling=call.scaling,
         softcap=call.softcap,
         reduce_g=reduce_g,
         reduce_q=reduce_q,
-    )
-
-
-def attention_to_held(layer: PromptLayer, call: AttentionCall, query: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """Return the attention [b, Hk, g, w, n] that queries [b, Hq, w, D] at the positions `at` [w] pay to the entries
-    held. n: number of places for entries in the layer. A place gets 0 if it has no entry, or an entry later than the
-    query."""
-    return window_attention(
-        query,
-        layer.keys[:, :, : layer.rows],
-        at.expand(len(query), -1),
-        layer.positions[:, :, : layer.rows],
-        layer.valid,
-        scaling=call.scaling,
-        softcap=call.softcap,
-        reduce_g=None,
-        reduce_q=None,
     )
 
 
@@ -207,11 +186,7 @@ def read_full(reader: TraceReader, traces: Sequence[ForcedTrace], *, extreme: bo
 def read_future(
     reader: TraceReader, traces: Sequence[ForcedTrace], *, extreme: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Read a batch with the full cache, and return only the oracle's tables of future attention.
-
-    reader: a reader whose method is `full`, the full cache. extreme: whether to return tables of the largest attention
-    too.
-    """
+    """Read a batch as `read_full` does, but return only the oracle's tables of future attention."""
     record = FutureAttention(traces, reader.interval, reader.loaded.device, extreme=extreme)
     reader.read(traces, record)
     return record.future()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvbench.config.run_config import RunConfig
 from kvbench.console import terminal
-from kvbench.engine.model.load import LoadedModel, load, pick_device
+from kvbench.engine.model.load import LoadedModel, pick_device
 from kvbench.engine.model.shape import known_shape, use_threads
 from kvbench.errors import UserError, quote
 from kvbench.replay.analyses.api import Analysis, Row, Study
@@ -54,8 +54,8 @@ class Session:
             self.progress.end()
             if self.work.kinds and not traces:
                 raise UserError(
-                    f"task {quote(name)} has no answer to analyse. Choose another question (--sample) or more "
-                    "questions (--limit)."
+                    f"task {quote(name)} has no answer to analyse. Give the id of another question (--sample ID), "
+                    "or take more questions (--limit N)."
                 )
             for interval, chosen in plans[name].items():
                 readings = len(traces) * (len(chosen) * self.work.methods + self.work.attention)
@@ -73,14 +73,7 @@ class Session:
         Raises KVBenchError if a method that the user names cannot run; if possible, before the model is loaded.
         """
         config, inputs = self.config, self.inputs
-        load_model = partial(
-            load,
-            inputs.where,
-            revision=config.revision,
-            device=config.device,
-            dtype=config.dtype,
-            adapter=inputs.adapter,
-        )
+        load_model = partial(inputs.load_model, config)
         shape, early = known_shape(inputs.config, load_model)
         images = any(prompt.images for task in self.works.values() for prompt in task.prompts)
         longest = max(self.longest.values())
@@ -91,8 +84,8 @@ class Session:
         return loaded, self._plans(replace(target, fingerprint=loaded.fingerprint))
 
     def _plans(self, target: Target) -> Plans:
-        """Return the methods and budgets to replay, from all grids of the configuration; store in `left_out` those that
-        cannot run. Raises KVBenchError if a method that the user names cannot run."""
+        """Return the methods and budgets to replay, from all grids of the configuration, and store the methods that
+        cannot run in `left_out`."""
         plans: Plans = {name: {} for name in self.works}
         left_out: list[LeftOut] = []
         for grid in self.config.grids:
@@ -137,7 +130,7 @@ class Session:
             self.rows[kind] += (rows := analysis.rows())
             if not rows:
                 terminal.warning(
-                    f"analysis {kind.name} finds nothing in {quote(name)}: its answers are too short. "
+                    f"analysis {kind.name} finds nothing in task {quote(name)}: the task's answers are too short. "
                     "Choose a task with longer answers, or a smaller --budget."
                 )
 

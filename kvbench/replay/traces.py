@@ -127,7 +127,7 @@ def stored_answers(
     if prompt_mismatch := len(rows) - len(traces):
         name = quote(work.task.name)
         say(
-            f"task {name}: {prompt_mismatch} answers of {quote(folder)} are left out: they are empty, or their "
+            f"task {name}: {prompt_mismatch} answers of {quote(folder)} are left out, because the answer is empty, the "
             "question has several turns, or its prompt has changed since the run."
         )
     if not traces:

@@ -22,7 +22,6 @@ from kvbench.errors import UserError, counted, quote
 from kvbench.report.question_conflicts import ALL as ALL  # `load` and the command take it from here
 from kvbench.report.question_conflicts import APART, conflict, run_at, with_several
 from kvbench.report.rows import RUN, Rows, Text
-from kvbench.store.schema import NAMES
 
 # Columns that must be equal in one table, with their names in the message.
 SAME = {
@@ -98,9 +97,9 @@ class Difference:
 def values_of(rows: Rows, column: str) -> list[Any]:
     """Return the distinct values of a column, sorted; [None] for a column without values.
 
-    Two kinds of values count as equal to every value, and are not returned: missing values (the full cache has no
-    interval), and the value in `OF_QUESTION`, which the engine writes into the column for some questions whatever the
-    run's setting. The result is also [None] for a column in `BY_QUESTION` if the rows of each question agree in it.
+    Values that count as equal to every value are not returned: missing values (the full cache has no interval), and the
+    value in `OF_QUESTION`. The result is also [None] for a column in `BY_QUESTION` if the rows of each question agree
+    in this column.
     """
     values = [value for value in rows.values(column) if value != OF_QUESTION.get(column)]
     if column in BY_QUESTION and len(values) > 1 and with_several(rows, rows.number(column)) is None:
@@ -137,8 +136,8 @@ def split(rows: Rows, columns: Sequence[str]) -> list[tuple[str, Rows]]:
 
 def split_all(rows: Rows) -> Iterator[tuple[str, Rows]]:
     """Split rows until the rows of each part may share a table. Yield (label, rows) pairs. Rows are split by every
-    setting, version, artefact and judge that differs. They are split by run if a question had different prompts or
-    settings, or a sample has two rows. If this happened within one run, `check` still refuses the part of this run."""
+    setting, version, artefact and judge that differs. They are also split by run if a question had different prompts or
+    settings, or if a sample has two rows. `check` still refuses a run that alone has such rows."""
     mixed = _mixed_within_a_run(rows)
     for label, part in split(rows, [c for c in SAME if c not in mixed and values_of(rows, c)[1:]]):
         for further, alike in _split_further(label, part):
@@ -147,7 +146,7 @@ def split_all(rows: Rows) -> Iterator[tuple[str, Rows]]:
 
 
 def _mixed_within_a_run(rows: Rows) -> list[str]:
-    """Return the columns of `BY_QUESTION` that have several values within a run, and so do not tell runs apart."""
+    """Return the columns of `BY_QUESTION` that have several values within a run. They do not tell runs apart."""
     mixed = [column for column in BY_QUESTION if len(rows.values(column)) > 1]
     return [c for c in mixed if any(len(part.values(c)) > 1 for _, part in _by_run("", rows))]
 
@@ -159,7 +158,7 @@ def _by_run(label: str, rows: Rows) -> Iterator[tuple[str, Rows]]:
 
 
 def check(rows: Rows) -> None:
-    """Raise UserError if the rows may not share a table. The error names what differs, and one or two runs."""
+    """Raise UserError if the rows must not share a table. The error names what differs, and one or two runs."""
     for column, word in SAME.items():
         if len(values_of(rows, column)) > 1:
             mine = rows
@@ -194,8 +193,6 @@ def differences(rows: Rows) -> Iterator[Difference]:
 def mixtures(rows: Rows) -> Iterator[Mixture]:
     """Yield the allowed differences between the rows, in the columns of `NOTED`."""
     for column, what, within in NOTED:
-        if column not in NAMES:
-            continue
         by_method: dict[str | None, dict[str, int]] = {}
         for part in _within(rows, within):
             counts = _counts(part, column)
@@ -241,8 +238,7 @@ def _difference(word: str, values: Text, of: Any, remedy: str) -> Iterator[Diffe
 
 
 def _error(rows: Rows, difference: Difference) -> UserError:
-    """Return the error for a difference. The error names two runs and their values. If a method's artefacts (tables,
-    drafts, plug-in) differ, the error names only the artefacts that differ."""
+    """Return the error for a difference. The error names two runs and their values."""
     values = difference.values
     codes = values.present()[:2]
     runs = [run_at(rows, int((values.codes == code).argmax())) for code in codes]

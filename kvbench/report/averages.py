@@ -21,10 +21,10 @@ from functools import partial
 from typing import Any
 
 from kvbench.errors import KVBenchError
-from kvbench.eviction.budget import Budget, label, named
+from kvbench.eviction.budget import Budget, named
 from kvbench.report.agree import SAME, values_of
 from kvbench.report.blocks import NAMED, Block, Column, chosen, difference, with_error, with_interval
-from kvbench.report.cells import ScoreCell
+from kvbench.report.cells import ScoreCell, at_budget
 from kvbench.report.load import Group
 from kvbench.report.tables import TaskTable
 from kvbench.report.weighted import Mean, of_cell, seen_drop, weighted_mean
@@ -144,12 +144,8 @@ def _alike(a: _Family, b: _Family) -> bool:
 
 
 def _lengths(kin: Sequence[tuple[_Family, AverageTable]]) -> AverageTable:
-    """Return a table of three averages over prompt lengths, for one group of tasks.
-
-    All three average the group's first average in `Task.averages`. They differ in the weights of the lengths: equal,
-    rising with the length (inc) or falling with the length (dec). kin: the group at each length, with the table of this
-    length.
-    """
+    """Return the table of the three averages over prompt lengths of one group of tasks. kin: the group at each length,
+    with the table of this length."""
     family, tables = kin[0][0], [table for _, table in kin]
     name = next(iter(family.task.averages))
     lengths = [f"@{length}" for length in sorted(family.task.lengths)]
@@ -241,16 +237,12 @@ def _missing(rows: Sequence[AverageRow], names: Sequence[str]) -> list[str]:
     for name in names:
         lacking: dict[tuple[str, ...], list[str]] = {}
         for row in rows:
-            lacking.setdefault(row.means[name].missing, []).append(_cell_name(row))
+            lacking.setdefault(row.means[name].missing, []).append(at_budget(row.method, row.budget))
         for tasks, cells in lacking.items():
             where = "" if len(cells) == len(rows) else f" of {', '.join(cells)}"
             if tasks:
                 notes.append(f"{name}{where}: {', '.join(tasks)} missing.")
     return notes
-
-
-def _cell_name(row: AverageRow) -> str:
-    return row.method if row.budget is None else f"{row.method} at {label(row.budget)}"
 
 
 def _value(name: str, row: AverageRow) -> str | None:

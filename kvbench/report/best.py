@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvbench.eviction.budget import Budget, named
+from kvbench.eviction.budget import named
 from kvbench.report import stats
 from kvbench.report.cells import ScoreCell
 
@@ -29,7 +29,6 @@ class Best:
     comparison with the leader is "cannot tell": a tie at the floor, at the ceiling or with too few clusters
     (`stats.judge`)."""
 
-    budget: Budget | None
     leader: ScoreCell
     rivals: list[ScoreCell]  # not significantly worse than the leader, in order of falling score
     compared: int  # number of methods compared with the leader
@@ -39,12 +38,10 @@ class Best:
 def best_per_budget(
     cells: Sequence[ScoreCell], scores: Sequence[Mapping[str, list[float]]], clusters: Mapping[str, str]
 ) -> list[Best]:
-    """Return the best methods at each budget at which two or more methods have scores.
+    """Return the best methods at each budget at which two or more methods have scores. A budget is left out if no
+    question has scores of all its methods.
 
-    The methods at a budget are compared on the questions that all of them have. A budget without such a question is
-    left out.
-
-    scores: for each cell, the samples' scores by question; clusters: the cluster of each question.
+    scores: for each cell, the samples' scores by question. clusters: the cluster of each question.
     """
     at: dict[str, list[int]] = {}
     for place, cell in enumerate(cells):
@@ -71,7 +68,6 @@ def _best(cells: Sequence[ScoreCell], scores: Sequence[list[list[float]]], clust
     ]
     judged = stats.judge(paired, floors=[cells[place].floor for place in others])
     return Best(
-        budget=cells[first].budget,
         leader=cells[first],
         rivals=[cells[place] for place, one in zip(others, judged, strict=True) if one.verdict != "worse"],
         compared=len(others),

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from kvbench.eviction.budget import label
 from kvbench.report.load import Loaded
-from kvbench.report.stats import Estimate
+from kvbench.report.stats import Estimate, Judged, Paired
 
 NOTHING = "-"
 number, percent = "{:.3f}".format, "{:.0%}".format
@@ -117,9 +117,9 @@ class Report(ABC):
         """Return the lines above the first block, in text and Markdown."""
         return ()
 
-    @abstractmethod
     def data(self) -> dict[str, Any]:
         """Return the fields of the JSON document that hold the report's own figures."""
+        return {"tables": [block.document() for block in self.blocks()]}
 
     def lines(self) -> list[dict[str, Any]]:
         """Return the lines of the CSV file: a dictionary for every cell, all with the same keys."""
@@ -176,10 +176,33 @@ def difference(diff: float, low: float, high: float) -> str:
     return f"{diff:+.3f} ({low:+.{digits}f}, {high:+.{digits}f})"
 
 
-NAMED = [  # the method and its budget, marked where generated entries are not bounded by the budget
-    Column("method", "method"),
-    Column("", lambda line: line.method + " *" * line.marked, "method", left=True),
-    Column("", "budget", "budget", label),
-    Column("budget", lambda line: None if isinstance(line.budget, float) else line.budget),
-    Column("budget_share", lambda line: line.budget if isinstance(line.budget, float) else None),
-]
+def compared(paired: Paired) -> str:
+    """Format the difference of a comparison as `difference` does."""
+    return difference(paired.diff, paired.low, paired.high)
+
+
+def verdict(judged: Judged) -> str:
+    """Format a verdict with its adjusted p, as in "worse p=0.012"."""
+    return f"{judged.verdict} p<0.001" if judged.p < 0.001 else f"{judged.verdict} p={judged.p:.3f}"
+
+
+def identity(cell: Callable[[Any], Any]) -> list[Column]:
+    """Return the columns of a method and its budget. In tables, a method whose generated entries are not bounded by the
+    budget is marked. cell: a function that returns the cell of a line."""
+    return [
+        Column("method", lambda line: cell(line).method),
+        Column("", lambda line: cell(line).method + " *" * cell(line).marked, "method", left=True),
+        *sized(cell),
+    ]
+
+
+def sized(cell: Callable[[Any], Any]) -> list[Column]:
+    """Return the columns of a budget. cell: a function that returns the cell of a line."""
+    return [
+        Column("", lambda line: cell(line).budget, "budget", label),
+        Column("budget", lambda line: None if isinstance(cell(line).budget, float) else cell(line).budget),
+        Column("budget_share", lambda line: cell(line).budget if isinstance(cell(line).budget, float) else None),
+    ]
+
+
+NAMED = identity(lambda line: line)

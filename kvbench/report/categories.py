@@ -22,7 +22,7 @@ from kvbench.errors import UserError
 from kvbench.eviction.budget import Budget, label
 from kvbench.report import stats
 from kvbench.report.blocks import NAMED, Block, Column, Report, estimated, own, plain
-from kvbench.report.cells import cells_of, clusters_of
+from kvbench.report.cells import cells_of, clusters_of, estimate
 from kvbench.report.load import Group, Loaded
 from kvbench.report.rows import ranks
 from kvbench.report.tables import headline_of, shared_options
@@ -62,20 +62,6 @@ COLUMNS = [
 Line = tuple[str, dict[str, CategoryCell]]  # a category, and its cells by column
 
 
-@dataclass(frozen=True, slots=True)
-class CategoryTable:
-    """Scores by category: a line for each category, a column for each method or each length."""
-
-    title: str
-    across: list[str]
-    lines: list[Line]
-
-    def block(self) -> Block:
-        category = Column("", lambda line: line[0], "category")
-        parts = [self.across[start : start + ACROSS] for start in range(0, len(self.across), ACROSS)]
-        return Block(title=self.title, lines=self.lines, grids=[[category, *_shown(names)] for names in parts])
-
-
 def _shown(names: Sequence[str]) -> Iterator[Column]:
     """Yield the columns of a table: first the number of questions that the first column of scores counts, then all
     columns of scores. names: the titles of the columns of scores."""
@@ -101,7 +87,7 @@ class CategoryReport(Report):
         "the first column of scores."
     )
     cells: list[CategoryCell]
-    tables: list[CategoryTable]
+    tables: list[Block]
 
     @classmethod
     def make(cls, loaded: Loaded) -> CategoryReport:
@@ -118,7 +104,7 @@ class CategoryReport(Report):
         return cls(loaded, [cell for cell in cells if id(cell) in shown], tables)
 
     def blocks(self) -> Iterator[Block]:
-        return (table.block() for table in self.tables)
+        return iter(self.tables)
 
     def data(self) -> dict[str, Any]:
         return {"cells": self.lines()}
@@ -135,7 +121,6 @@ def _cells(group: Group, shared: Mapping[str, Mapping[str, Any]]) -> Iterator[Ca
     if len(counts) != 1:  # no categories, or "/" is part of a category's name
         split, counts = {name: [name] for name in split}, {1}
     (parts,) = counts
-    length = LENGTH.search(group.task)
     clusters = clusters_of(rows)
     for part in range(parts):
         kept = {name: parts_of[part] for name, parts_of in split.items()}
@@ -151,17 +136,20 @@ def _cells(group: Group, shared: Mapping[str, Mapping[str, Any]]) -> Iterator[Ca
                     category=order[place],
                     method=method,
                     budget=budget,
-                    length=int(length[1]) if length else None,
+                    length=length_of(group.task),
                     headline=headline_of(group.task),
-                    score=_estimate(cell.scores(headline_of(group.task)), clusters),
+                    score=estimate(cell.scores(headline_of(group.task)), clusters),
                 )
 
 
-def _estimate(scores: Mapping[str, Sequence[float]], clusters: Mapping[str, str]) -> stats.Estimate:
-    return stats.estimate(list(scores.values()), clusters=[clusters[question] for question in scores])
+def length_of(task: str) -> int | None:
+    """Return the length in a task's name in tokens, such as 8192 for ``ruler/vt@8192``; None if the name states no
+    length."""
+    length = LENGTH.search(task)
+    return int(length[1]) if length else None
 
 
-def _tables(cells: Sequence[CategoryCell]) -> Iterator[CategoryTable]:
+def _tables(cells: Sequence[CategoryCell]) -> Iterator[Block]:
     for same in _by(cells, lambda c: (c.task, c.group, c.part)):
         if len({cell.category for cell in same}) < 2:
             continue
@@ -178,10 +166,14 @@ def _title(cell: CategoryCell, of: str) -> str:
     return ", ".join(filter(None, (f"{cell.task} by category{part}", cell.group, of)))
 
 
-def _table(title: str, cells: Sequence[CategoryCell], column: Callable[[CategoryCell], str]) -> CategoryTable:
+def _table(title: str, cells: Sequence[CategoryCell], column: Callable[[CategoryCell], str]) -> Block:
+    """Return a table with a line for each category, and a column for each method or each length."""
     across = list(dict.fromkeys(column(cell) for cell in cells))
     lines = [(one[0].category, {column(c): c for c in one}) for one in _by(cells, lambda c: c.category)]
-    return CategoryTable(title, across, sorted(lines, key=lambda line: line[0]))
+    category = Column("", lambda line: line[0], "category")
+    parts = [across[start : start + ACROSS] for start in range(0, len(across), ACROSS)]
+    grids = [[category, *_shown(names)] for names in parts]
+    return Block(title=title, lines=sorted(lines, key=lambda line: line[0]), grids=grids)
 
 
 def _by(cells: Sequence[CategoryCell], key: Callable[[CategoryCell], Any]) -> list[list[CategoryCell]]:

@@ -4,9 +4,7 @@ and speed.
     for label, budget, part in cells_of(rows, shared):
         make_cell(label, budget, part, scores, clusters, unfinished)
 
-All numbers come from the rows alone. Scores are means over questions, whatever the number of their samples. Bytes are
-means over samples. Entries after an eviction and at the peak are maxima over samples. Speed is all decoded tokens
-divided by all seconds.
+All numbers come from the rows alone. Scores are means over questions, whatever the number of their samples.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from typing import Any
 
 from kvbench.errors import KVBenchError, SetupError, quote
 from kvbench.eviction import choose
-from kvbench.eviction.budget import Budget
+from kvbench.eviction.budget import Budget, label
 from kvbench.report import stats
 from kvbench.report.rows import RUN, Rows, Text, ranks
 from kvbench.scoring.math import normalise_answer
@@ -127,11 +125,11 @@ def cells_of(rows: Rows, shared: Mapping[str, Mapping[str, Any]]) -> Iterator[tu
     sizes, size_at = np.unique(size, return_inverse=True)
     methods, labels = rows.text("method"), _labels(rows, shared)
     order = sorted(labels.names)
-    for (s, n, _, label), part in rows.parts(
+    for (s, n, _, place), part in rows.parts(
         share_at, size_at, ranks(methods.names)[methods.codes], ranks(labels.names)[labels.codes]
     ):
         budget = float(shares[s]) if shares[s] != NO_BUDGET else int(sizes[n]) if sizes[n] != NO_BUDGET else None
-        yield order[label], budget, part
+        yield order[place], budget, part
 
 
 def decode_bounded(rows: Rows) -> bool:
@@ -153,7 +151,7 @@ def idle_note(cells: Iterable[str]) -> list[str]:
 
 
 def make_cell(
-    label: str,
+    method: str,
     budget: Budget | None,
     rows: Rows,
     by_question: dict[str, list[float]],
@@ -166,11 +164,11 @@ def make_cell(
     busy = _busy(answers)
     runs = rows.text(RUN)
     return ScoreCell(
-        method=label,
+        method=method,
         budget=budget,
         decode_bounded=decode_bounded(rows),
         evicts=evicts(rows),
-        score=stats.estimate(list(by_question.values()), clusters=[clusters[q] for q in by_question]),
+        score=estimate(by_question, clusters),
         others={column: question_mean(rows.scores(column)) for column in SCORES},
         floor=mean(ok.number("floor")),
         pass_at=_pass_at(ok),
@@ -180,8 +178,8 @@ def make_cell(
         unscored=unscored,
         truncated=mean(ok.text("stop_reason").is_one_of("length")),
         no_answer=mean(ok.number("no_answer")),
-        entries_after_evict=_most(answers.number("entries_after_evict")),
-        entries_peak=_most(answers.number("entries_peak")),
+        entries_after_evict=most(answers.number("entries_after_evict")),
+        entries_peak=most(answers.number("entries_peak")),
         entries_mean=mean(answers.number("entries_mean")),
         kv_bytes_peak=mean(answers.number("kv_bytes_peak")),
         kv_bytes_mean=mean(answers.number("kv_bytes_mean")),
@@ -196,8 +194,7 @@ def make_cell(
 
 def clusters_of(rows: Rows) -> dict[str, str]:
     """Return each question's cluster: the name of the question's source (column `cluster_id`), which other questions
-    may share. For a question without a source, its id is returned.
-    """
+    may share. For a question without a source, its id is returned."""
     import numpy as np
 
     questions, sources = rows.text("doc_id"), rows.text("cluster_id")
@@ -286,6 +283,28 @@ def speed_sd(rows: Rows) -> float:
     return float(rates.std(ddof=1)) if len(rates) > 1 else math.nan
 
 
+def estimate(scores: Mapping[str, Sequence[float]], clusters: Mapping[str, str]) -> stats.Estimate:
+    """Return the mean score of a cell with its errors and interval. scores: the samples' scores by question. clusters:
+    the cluster of each question."""
+    return stats.estimate(list(scores.values()), clusters=[clusters[question] for question in scores])
+
+
+def paired(
+    a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]], clusters: Mapping[str, str]
+) -> stats.Paired | None:
+    """Return the comparison of two cells on the questions that both have; None if they share no question. a, b: the
+    samples' scores by question, as for `estimate`."""
+    shared = [question for question in a if question in b]
+    if not shared:
+        return None
+    return stats.paired([a[q] for q in shared], [b[q] for q in shared], clusters=[clusters[q] for q in shared])
+
+
+def at_budget(method: str, budget: Budget | None) -> str:
+    """Return a cell's name in a note: "gkv at 64"; only the method for a cell without a budget."""
+    return method if budget is None else f"{method} at {label(budget)}"
+
+
 def question_mean(scores: Mapping[str, Sequence[float]]) -> float:
     return float(stats.question_means(list(scores.values())).mean()) if scores else math.nan
 
@@ -300,6 +319,6 @@ def mean(values: Any) -> float:
     return float(kept.mean()) if len(kept) else math.nan
 
 
-def _most(values: Any) -> float:
+def most(values: Any) -> float:
     kept = present(values)
     return float(kept.max()) if len(kept) else math.nan

@@ -38,8 +38,8 @@ class ListedImage:
 
 
 def images(stored: object) -> list[ListedImage]:
-    """Return the images that a row lists. stored: the value of the row's column of images; if it is no list of images,
-    or has more than MOST, the result is empty."""
+    """Return the images that a row lists. stored: the value of the row's column of images. The result is empty if this
+    value is no list of images, or lists more than MOST images."""
     try:
         listed = parse(stored) if isinstance(stored, str) else None
     except ValueError:
@@ -55,7 +55,7 @@ def images(stored: object) -> list[ListedImage]:
 
 def split(prompt: str, listed: list[ListedImage]) -> list[str | ListedImage]:
     """Split a prompt at the places of the images in `listed`; return the prompt's texts with the images between them.
-    If the places are not in order, or beyond the prompt's end, return the whole prompt without images."""
+    If the places are not in order, or if one is beyond the prompt's end, return the whole prompt without images."""
     inside = [image for image in listed if image.at is not None]
     places = [image.at or 0 for image in inside]
     if places != sorted(places) or any(place > len(prompt) for place in places):

@@ -6,7 +6,7 @@ The layers with attention are described in run.json. The bytes of the states of 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,14 +65,25 @@ def layers_of(loaded: Loaded) -> dict[str, list[Layer] | None]:
     return {run["run"]: read_layers(Path(run["path"])) for run in loaded.runs}
 
 
-def by_window(model: Sequence[Layer], longest: float) -> tuple[list[Layer], list[Layer]]:
-    """Return two lists: the layers with a sliding window, and all other layers. longest: the most tokens that any
-    sequence may have; NaN: unknown, and all layers count among the others.
+def by_window(
+    rows: Rows, later: Any, layers: Mapping[str, Sequence[Layer] | None]
+) -> Iterator[tuple[Any, list[Layer], list[Layer]]]:
+    """Yield three values for each run whose run.json describes layers: a mask of the run's rows, the layers with a
+    sliding window, and all other layers. later: the result of `later_tokens`. layers: the result of `layers_of`.
 
-    A layer whose window holds `longest` tokens or more counts among the other layers, as in the engine.
+    A layer whose window holds the longest sequence of all rows counts among the other layers, as in the engine. If the
+    lengths of sequences are unknown, all layers count among the others.
     """
-    rings = [layer for layer in model if layer.window is not None and layer.window < longest]
-    return rings, [layer for layer in model if layer not in rings]
+    longest, runs = longest_tokens(rows, later), rows.text(RUN)
+    for code in runs.present():
+        if (model := layers[runs.names[code]]) is not None:
+            rings = [layer for layer in model if layer.window is not None and layer.window < longest]
+            yield runs.codes == code, rings, [layer for layer in model if layer not in rings]
+
+
+def window_bytes(rings: Sequence[Layer], tokens: Any) -> Any:
+    """Return the bytes of keys and values that sliding-window layers hold. tokens: the tokens of each sequence."""
+    return sum(least(tokens, float(ring.window or 0)) * ring.kv_heads * ring.entry_bytes for ring in rings)
 
 
 def sequence_tokens(rows: Rows, later: Any) -> Any:
@@ -98,19 +109,15 @@ def evictable_share(rows: Rows, later: Any, layers: Mapping[str, Sequence[Layer]
 
     The rest of this memory holds sliding windows and states of recurrent layers, which no method evicts. The plan of a
     dry run states the same share. The share is NaN if the run's run.json does not describe layers, or if the row has no
-    measurements. later: the result of `later_tokens`. layers: the result of `layers_of`.
+    measurements. later, layers: as for `by_window`.
     """
     import numpy as np
 
-    share, tokens, longest = np.full(len(rows), math.nan), sequence_tokens(rows, later), longest_tokens(rows, later)
-    states, runs = np.nan_to_num(rows.number("state_bytes")), rows.text(RUN)
-    for code in runs.present():
-        own, model = runs.codes == code, layers[runs.names[code]]
-        if model is None:
-            continue
-        rings, others = by_window(model, longest)
+    share, tokens = np.full(len(rows), math.nan), sequence_tokens(rows, later)
+    states = np.nan_to_num(rows.number("state_bytes"))
+    for own, rings, others in by_window(rows, later, layers):
         evicted = tokens[own] * sum(g.kv_heads * (g.entry_bytes + POSITION) for g in others)
-        fixed = sum((least(tokens[own], float(g.window or 0)) * g.kv_heads * g.entry_bytes for g in rings), states[own])
+        fixed = states[own] + window_bytes(rings, tokens[own])
         share[own] = np.divide(evicted, evicted + fixed, out=np.full(own.sum(), math.nan), where=evicted + fixed > 0)
     return share
 

@@ -4,12 +4,10 @@
     loaded.groups                                              # one for each task, more with --group-by
     loaded.clashes                                             # tasks left out, and why
 
-Rows are comparable when they agree in their settings (`agree.SAME`: model, sampling, seed and so on), in the versions
-of task and method, in the method's artefacts, in the judge, and in the prompt of each question. A task whose rows are
-not comparable is left out and named; the other tasks are not affected. Rows at several intervals get separate tables,
-because methods may have their papers' own intervals; a note says so (`loaded.apart`). If several runs have rows with
-the same key, only one of these rows is kept; a row with the status ok is preferred to a failed row. A note names the
-runs (`loaded.repeated`).
+`kvbench.report.agree` says which rows are comparable. A task whose rows are not comparable is left out and named; the
+other tasks are not affected. Rows at several intervals get separate tables, because a run may use each method at the
+interval of its paper; a note says so (`loaded.apart`). If several runs have rows with the same key, only one of these
+rows is kept (`kvbench.report.repeated`).
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Comparable rows of one task. `label` says how they differ from the task's other groups."""
+    """Comparable rows of one task. `label` says how these rows differ from the task's other groups."""
 
     task: str
     label: str
@@ -124,9 +122,9 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, skip: bool = Fa
         UserError: a column to group by is unknown, there are no rows, or no task has comparable rows.
         SetupError: a run is damaged.
     """
+    known = [*SAME, agree.ALL]
     for name in group_by:
-        if name not in (*SAME, agree.ALL):
-            known = [*SAME, agree.ALL]
+        if name not in known:
             raise UserError(
                 f"--group-by {quote(name)}: no such column.{did_you_mean(name, known)} Columns: {', '.join(known)}."
             )

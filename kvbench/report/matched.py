@@ -1,5 +1,5 @@
-"""Separates two effects on a method's score: how the method scores entries, and which tokens it protects. It uses the
-rows of runs with and without ``--protect``. Here M is the method, and R is `random`, which scores entries at random.
+"""Separates two effects on a method's score: how the method scores entries, and which tokens it protects. The rows come
+from runs with and without ``--protect``. Here M is the method, and R is `random`, which scores entries at random.
 
     own(M), own(R)            scores of M and of R, each with its own protection
     matched(M), matched(R)    scores of both under the same protection
@@ -21,12 +21,23 @@ from typing import Any
 from kvbench.eviction.budget import Budget
 from kvbench.eviction.protection import OWN
 from kvbench.report import stats
-from kvbench.report.cells import cells_of, clusters_of, decode_bounded, evicts, method_label, options_of, present
+from kvbench.report.cells import (
+    cells_of,
+    clusters_of,
+    decode_bounded,
+    estimate,
+    evicts,
+    method_label,
+    options_of,
+    paired,
+    present,
+)
 from kvbench.report.load import Group, Loaded
 from kvbench.report.tables import headline_of, shared_options
 
 RANDOM = "random"  # the method that scores entries at random
 OPTION = "protection"
+Key = tuple[str, Budget | None, str]  # a cell: the label of its method, its budget and its protection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +79,7 @@ class MatchedTable:
 
 @dataclass(slots=True)
 class _Scores:
-    """The scores of one task. cells: for each (label of the method, budget, protection), the samples' scores by
-    question.
+    """The scores of one task. cells: for each cell the samples' scores by question.
 
     random: the labels of the method `random`, one for each choice of its options. marked, idle: the cells for which the
     field of this name in `Matched` is True.
@@ -77,17 +87,15 @@ class _Scores:
 
     clusters: Mapping[str, str]
     random: set[str] = field(default_factory=set)
-    marked: set[tuple[str, Budget | None, str]] = field(default_factory=set)
-    idle: set[tuple[str, Budget | None, str]] = field(default_factory=set)
-    cells: dict[tuple[str, Budget | None, str], dict[str, list[float]]] = field(default_factory=dict)
+    marked: set[Key] = field(default_factory=set)
+    idle: set[Key] = field(default_factory=set)
+    cells: dict[Key, dict[str, list[float]]] = field(default_factory=dict)
 
-    def estimate(self, key: tuple[str, Budget | None, str]) -> stats.Estimate | None:
+    def estimate(self, key: Key) -> stats.Estimate | None:
         questions = self.cells.get(key)
-        if questions is None:
-            return None
-        return stats.estimate(list(questions.values()), clusters=[self.clusters[q] for q in questions])
+        return None if questions is None else estimate(questions, self.clusters)
 
-    def by_chance(self, budget: Budget | None, protection: str) -> tuple[str, Budget | None, str]:
+    def by_chance(self, budget: Budget | None, protection: str) -> Key:
         """Return the key of the cell that the method `random` has at this budget under this protection.
 
         If `random` was run there with several choices of options, the cell with the default options is taken. Without
@@ -97,15 +105,10 @@ class _Scores:
         keys = [(label, budget, protection) for label in labels]
         return next((key for key in keys if key in self.cells), (RANDOM, budget, protection))
 
-    def paired(self, a: tuple[str, Budget | None, str], b: tuple[str, Budget | None, str]) -> stats.Paired | None:
+    def paired(self, a: Key, b: Key) -> stats.Paired | None:
         """Return the comparison of two cells on the questions that both have; None if they share no question, or if
         both are the same cell."""
-        mine, theirs = self.cells.get(a, {}), self.cells.get(b, {})
-        shared = [q for q in mine if q in theirs]
-        if a == b or not shared:
-            return None
-        clusters = [self.clusters[q] for q in shared]
-        return stats.paired([mine[q] for q in shared], [theirs[q] for q in shared], clusters=clusters)
+        return None if a == b else paired(self.cells.get(a, {}), self.cells.get(b, {}), self.clusters)
 
 
 def matched_tables(loaded: Loaded) -> list[MatchedTable]:

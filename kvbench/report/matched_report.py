@@ -1,21 +1,16 @@
-"""The report of ``--matched``: for each method, three differences of mean scores.
-
-Scoring adds: the method minus `random`, both under the same protection. Protection adds: the method under this
-protection minus the method under its own protection. Own scoring: the method minus `random`, each under its own
-protection. Figures show what scoring adds and what protection adds.
-"""
+"""The report of ``--matched``: for each method, the three differences of mean scores that `kvbench.report.matched`
+defines. Figures show what scoring adds and what protection adds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from kvbench.eviction.budget import label
-from kvbench.report.blocks import NAMED, NOTHING, Block, Column, Report, chosen, difference, estimated
-from kvbench.report.cells import UNBOUNDED, idle_note
+from kvbench.report.blocks import NAMED, Block, Column, Report, chosen, compared, estimated, verdict
+from kvbench.report.cells import UNBOUNDED, at_budget, idle_note
 from kvbench.report.load import Loaded
-from kvbench.report.matched import Matched, MatchedTable, matched_tables
+from kvbench.report.matched import MatchedTable, matched_tables
 from kvbench.report.plots.bars import bars
 from kvbench.report.plots.figure import Figure, Point
 from kvbench.report.stats import Paired
@@ -28,46 +23,30 @@ CAPTION = (
 )
 
 
-def _difference(name: str) -> Column:
-    def text(line: Matched) -> str:
-        paired: Paired | None = getattr(line, name)
-        return NOTHING if paired is None else difference(paired.diff, paired.low, paired.high)
-
-    return Column("", text, name.replace("_", " "))
-
-
-def _verdict(line: Matched) -> str:
-    if line.judged is None:
-        return NOTHING
-    p = line.judged.p
-    return f"{line.judged.verdict} p<0.001" if p < 0.001 else f"{line.judged.verdict} p={p:.3f}"
-
-
 COLUMNS = [
     *NAMED,
     Column("own", "own.mean"),
     Column("own_se", "own.se"),
-    Column("", lambda line: NOTHING if line.own is None else estimated(line.own), "own"),
+    Column("", "own", "own", estimated),
     Column("matched", "matched.mean"),
     Column("matched_se", "matched.se"),
-    Column("", lambda line: estimated(line.matched), "matched"),
+    Column("", "matched", "matched", estimated),
     *(
         Column(f"{name}{end}", f"{name}.{value}")
         for name in EFFECTS
         for end, value in (("", "diff"), ("_low", "low"), ("_high", "high"), ("_questions", "questions"))
     ),
-    *map(_difference, EFFECTS),
+    *(Column("", name, name.replace("_", " "), compared) for name in EFFECTS),
     Column("p_holm", "judged.p"),
     Column("verdict", "judged.verdict"),
-    Column("", _verdict, "scoring"),
+    Column("", "judged", "scoring", verdict),
 ]
 SHOWN = ("method", "budget", "own", "matched", "protection adds", "own scoring", "scoring adds", "scoring")
 
 
 @dataclass(frozen=True, slots=True)
 class MatchedReport(Report):
-    """A report on each method under a protection other than its own. The method is compared with `random` under the
-    same protection, and with itself under its own protection."""
+    """A report on each method under a protection other than its own."""
 
     name: ClassVar[str] = "matched"
     about: ClassVar[str] = (
@@ -94,9 +73,6 @@ class MatchedReport(Report):
     def blocks(self) -> Iterator[Block]:
         return (_block(table) for table in self.tables)
 
-    def data(self) -> dict[str, Any]:
-        return {"tables": [_block(table).document() for table in self.tables]}
-
     def figures(self) -> list[Figure]:
         """Return one figure for each table that has differences: what scoring adds and what the protection adds, as
         bars."""
@@ -113,7 +89,7 @@ def _block(table: MatchedTable) -> Block:
     notes = []
     if not any(line.scoring_adds for line in table.lines):
         notes.append("The method 'random' did not run under this protection, so what scoring adds is not known.")
-    notes += idle_note(f"{line.method} at {label(line.budget)}" for line in table.lines if line.idle and line.budget)
+    notes += idle_note(at_budget(line.method, line.budget) for line in table.lines if line.idle and line.budget)
     notes += [UNBOUNDED] if any(line.marked for line in table.lines) else []
     return Block(
         title=", ".join(filter(None, (table.task, table.group, where, f"protection {table.protection}"))),

@@ -10,9 +10,6 @@ bound generated entries, they are the budget plus all entries after the first pr
 tokens of the sequence; no method has more nominal entries. No method evicts from sliding-window layers: in nominal and
 in measured bytes, these layers count with the tokens in their windows.
 
-A conversation's row does not state the length of its later questions. This length is computed from the entries in the
-full cache's row of the same conversation.
-
 Measured bytes are the live keys and values at the peak, from the rows. A cell is marked with ! if one of its samples
 exceeds one of two bounds. The bound of measured bytes is 1.05 times the nominal bytes, plus one page per head, because
 the last page may be partly empty. The bound of the entries at the peak is 1.05 times the nominal entries. Three kinds
@@ -31,7 +28,7 @@ from typing import Any, ClassVar
 from kvbench.console.progress import size
 from kvbench.eviction.budget import Budget
 from kvbench.report.blocks import NAMED, NOTHING, Block, Column, Report, chosen, entries, own, percent
-from kvbench.report.cells import cells_of, present
+from kvbench.report.cells import cells_of, mean, most, present
 from kvbench.report.layers import (
     Layer,
     by_window,
@@ -40,11 +37,11 @@ from kvbench.report.layers import (
     later_tokens,
     layers_of,
     least,
-    longest_tokens,
     sequence_tokens,
+    window_bytes,
 )
 from kvbench.report.load import Loaded
-from kvbench.report.rows import RUN, Rows
+from kvbench.report.rows import Rows
 from kvbench.report.tables import shared_options
 
 PAGE = 16  # entries per page, the same number as in kvbench.engine.cache.paged, which imports torch
@@ -167,136 +164,105 @@ class MemoryReport(Report):
         for group in loaded.groups:
             rows = group.rows
             later = later_tokens(rows)
-            held = _held(rows, later, layers)
-            cells = [_cell(name, budget, held.at(part)) for name, budget, part in cells_of(rows, shared)]
-            notes = [*_notes(cells), *([LATER] if (later != later).any() else []), *evictable_note(held.evictable)]
+            held = _with_memory(rows, later, layers)
+            cells = [_cell(method, budget, part) for method, budget, part in cells_of(held, shared)]
+            unknown = [LATER] if (later != later).any() else []
+            notes = [*_notes(cells), *unknown, *evictable_note(held.number("evictable_share"))]
             tables.append(MemoryTable(group=group.label, task=group.task, cells=cells, notes=notes))
         return cls(loaded, tables)
 
     def blocks(self) -> Iterator[Block]:
         return (table.block() for table in self.tables)
 
-    def data(self) -> dict[str, Any]:
-        return {"tables": [table.block().document() for table in self.tables]}
 
+def _with_memory(rows: Rows, later: Any, layers: Mapping[str, Sequence[Layer] | None]) -> Rows:
+    """Return the rows with columns of their memory, named as in `MemoryCell`. later: the result of `later_tokens`.
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """The nominal, measured and allowed memory of each row.
-
-    NaN: the measured memory of rows that failed before the cache held entries; the nominal and allowed memory if the
-    run does not describe its layers.
+    The measured memory is NaN for rows that failed before the cache held entries. The nominal and the allowed memory
+    are NaN if the run does not describe its layers.
     """
-
-    rows: Rows
-    entries: Any  # nominal, per layer and KV head
-    nominal: Any
-    measured: Any
-    allowed: Any
-    ratio: Any
-    over: Any
-    evictable: Any  # see `evictable_share`
-
-    def at(self, rows: Rows) -> Held:
-        """Return the figures of `rows` alone. `rows` must be a part of this object's rows."""
-        at = self.rows.places.searchsorted(rows.places)  # both in order
-        figures = (self.entries, self.nominal, self.measured, self.allowed, self.ratio, self.over, self.evictable)
-        return Held(rows, *(figure[at] for figure in figures))
-
-
-def _held(rows: Rows, later: Any, layers: Mapping[str, Sequence[Layer] | None]) -> Held:
-    """Return the nominal, measured and allowed bytes of each row. later: the result of `later_tokens`."""
     import numpy as np
 
     prompt, budget, peak = (rows.number(name) for name in ("prompt_tokens", "budget", "entries_peak"))
     known = later == later  # whether the length of the later questions is known
     sequence = sequence_tokens(rows, later)
     bounded = rows.number("decode_bounded") == 1
-    most = np.where(bounded, budget + rows.number("interval"), least(budget, prompt) + sequence - prompt)
-    entries = np.where(budget == budget, least(sequence, most), sequence)
-    nominal, page = _nominal(rows, entries, sequence, longest_tokens(rows, later), layers)
+    limit = np.where(bounded, budget + rows.number("interval"), least(budget, prompt) + sequence - prompt)
+    entries = np.where(budget == budget, least(sequence, limit), sequence)
+    nominal, page = _nominal(rows, entries, later, layers)
     measured, allowed = rows.number("kv_bytes_peak") - rows.number("kv_bytes_extra"), SLACK * nominal + page
     # A query-agnostic run holds the question's entries beside the budget, and its rows do not state how many these are.
     judged = bounded & ~rows.text("compress").is_one_of("query-agnostic") & known
     over = judged & ((measured > allowed) | (peak > SLACK * entries))
     ratio = np.divide(measured, nominal, out=np.full(len(rows), math.nan), where=nominal != 0)
-    return Held(rows, entries, nominal, measured, allowed, ratio, over, evictable_share(rows, later, layers))
+    return rows.having(
+        nominal_entries=entries,
+        nominal_bytes=nominal,
+        measured_bytes=measured,
+        allowed_bytes=allowed,
+        ratio=ratio,
+        over=over,
+        evictable_share=evictable_share(rows, later, layers),
+    )
 
 
-def _nominal(
-    rows: Rows, entries: Any, sequence: Any, longest: float, layers: Mapping[str, Sequence[Layer] | None]
-) -> tuple[Any, Any]:
+def _nominal(rows: Rows, entries: Any, later: Any, layers: Mapping[str, Sequence[Layer] | None]) -> tuple[Any, Any]:
     """Return two numbers for each row: the bytes of the keys and values of `entries` entries in the row's model, and
     the bytes of one page per head; NaN if the layers of the model are unknown.
 
-    A sliding-window layer counts with the tokens of `sequence` that its window holds, and without pages. longest: the
-    most tokens that any sequence may have.
+    A sliding-window layer counts with the sequence's tokens that its window holds, and without pages.
     """
     import numpy as np
 
     nominal, page = np.full(len(rows), math.nan), np.full(len(rows), math.nan)
-    runs = rows.text(RUN)
-    for code in runs.present():
-        own, model = runs.codes == code, layers[runs.names[code]]
-        if model is None:
-            continue
-        rings, others = by_window(model, longest)
-        held = entries[own] * sum(g.kv_heads * g.entry_bytes for g in others)
-        held += sum(least(sequence[own], float(g.window or 0)) * g.kv_heads * g.entry_bytes for g in rings)
-        nominal[own], page[own] = held, PAGE * sum(g.kv_heads * g.entry_bytes for g in others)
+    sequence = sequence_tokens(rows, later)
+    for mine, rings, others in by_window(rows, later, layers):
+        entry = sum(g.kv_heads * g.entry_bytes for g in others)
+        nominal[mine] = entries[mine] * entry + window_bytes(rings, sequence[mine])
+        page[mine] = PAGE * entry
     return nominal, page
 
 
-def _cell(method: str, budget: Budget | None, held: Held) -> MemoryCell:
-    shown = _largest(held)
-    rows = held.rows.where([shown])
-    interval, bounded, after, peak, beside, reading, states = (
-        float(rows.number(name)[0])
-        for name in (
-            "interval", "decode_bounded", "entries_after_evict", "entries_peak", "kv_bytes_extra",
-            "kv_bytes_prefill_peak", "state_bytes",
-        )
-    )  # fmt: skip
-    measured, ratios = float(held.measured[shown]), present(held.ratio)
+def _cell(method: str, budget: Budget | None, rows: Rows) -> MemoryCell:
+    shown = rows.where([_largest(rows)])
+
+    def figure(name: str) -> float:
+        return float(shown.number(name)[0])
+
+    interval, beside, measured = (figure(name) for name in ("interval", "kv_bytes_extra", "measured_bytes"))
     return MemoryCell(
         method=method,
         budget=budget,
         interval=None if math.isnan(interval) else int(interval),
-        decode_bounded=bounded == 1,
+        decode_bounded=figure("decode_bounded") == 1,
         evicts=not math.isnan(interval),
-        nominal_entries=float(held.entries[shown]),
-        entries_after_evict=after,
-        entries_peak=peak,
-        nominal_bytes=float(held.nominal[shown]),
+        nominal_entries=figure("nominal_entries"),
+        entries_after_evict=figure("entries_after_evict"),
+        entries_peak=figure("entries_peak"),
+        nominal_bytes=figure("nominal_bytes"),
         measured_bytes=measured,
-        ratio=float(held.ratio[shown]),
-        largest_ratio=float(ratios.max()) if len(ratios) else math.nan,
-        allowed_bytes=float(held.allowed[shown]),
+        ratio=figure("ratio"),
+        largest_ratio=most(rows.number("ratio")),
+        allowed_bytes=figure("allowed_bytes"),
         beside_bytes=beside,
         beside_share=beside / measured if measured else math.nan,
-        reading_bytes=reading,
-        evictable_share=float(held.evictable[shown]),
-        state_bytes=states,
-        kept_text=_mean(held.rows, "kept_text"),
-        kept_images=_mean(held.rows, "kept_images"),
-        over=bool(held.over.any()),
-        samples=len(present(held.measured)),
+        reading_bytes=figure("kv_bytes_prefill_peak"),
+        evictable_share=figure("evictable_share"),
+        state_bytes=figure("state_bytes"),
+        kept_text=mean(rows.number("kept_text")),
+        kept_images=mean(rows.number("kept_images")),
+        over=bool(rows.number("over").any()),
+        samples=len(present(rows.number("measured_bytes"))),
     )
 
 
-def _mean(rows: Rows, column: str) -> float:
-    """Return the mean of a column over the rows that have a number in it; NaN if none has."""
-    numbers = present(rows.number(column))
-    return float(numbers.mean()) if len(numbers) else math.nan
-
-
-def _largest(held: Held) -> int:
+def _largest(rows: Rows) -> int:
     """Return the position of the sample that represents the cell: the sample with the most measured bytes among the
     samples over their bound or, if no sample is over its bound, among all samples."""
     import numpy as np
 
-    keys = (-np.nan_to_num(held.ratio, nan=-1.0), -np.nan_to_num(held.measured, nan=-1.0), ~held.over)
-    return int(np.lexsort(keys)[0])
+    ratio, measured = (np.nan_to_num(rows.number(name), nan=-1.0) for name in ("ratio", "measured_bytes"))
+    return int(np.lexsort((-ratio, -measured, rows.number("over") == 0))[0])
 
 
 def _notes(cells: Sequence[MemoryCell]) -> list[str]:
@@ -308,6 +274,6 @@ def _notes(cells: Sequence[MemoryCell]) -> list[str]:
     if any(math.isnan(cell.nominal_bytes) for cell in cells):
         notes.append(
             "Nominal bytes are missing where the rows have no measurements, or where the run does not tell the size of "
-            "an entry (an older kvbench wrote it, or its run.json is not there)."
+            "an entry (an older kvbench wrote the run, or its run.json is missing)."
         )
     return notes

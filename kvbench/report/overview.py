@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from kvbench.console.progress import size
-from kvbench.eviction.budget import label, named
+from kvbench.eviction.budget import named
 from kvbench.report.best import Best
-from kvbench.report.blocks import NAMED, Block, Column, chosen, estimated, number, percent
+from kvbench.report.blocks import Block, Column, chosen, estimated, identity, number, percent, sized
 from kvbench.report.cells import SCORES, ScoreCell
 from kvbench.report.tables import TaskTable
 
@@ -64,13 +64,13 @@ def _matrix(group: str, tables: Sequence[TaskTable]) -> Block:
     for table in tables:
         for cell in table.cells:
             rows.setdefault((cell.method, named(cell.budget)), {})[table.task] = cell
-    lines = sorted(rows.values(), key=lambda by_task: _budget_order(next(iter(by_task.values()))))
+    lines = sorted(rows.values(), key=lambda by_task: _budget_order(_first(by_task)))
     tasks = [Column("", partial(_scored, table.task), table.task) for table in tables]
-    identity = [Column("", partial(_of_first, column), column.header) for column in chosen(NAMED, ("method", "budget"))]
+    names = chosen(identity(_first), ("method", "budget"))
     return Block(
         title=", ".join(filter(None, ("Overview", group))),
         lines=lines,
-        grids=[[*identity, *tasks[start : start + ACROSS]] for start in range(0, len(tasks), ACROSS)],
+        grids=[[*names, *tasks[start : start + ACROSS]] for start in range(0, len(tasks), ACROSS)],
         notes=[
             f"Mean scores{_headlines(tables)}{_against(tables)}; the tables of each task have errors and differences."
         ],
@@ -89,9 +89,8 @@ def _budget_order(cell: ScoreCell) -> tuple[bool, bool, float]:
     return cell.budget is not None, isinstance(cell.budget, float), float(cell.budget or 0)
 
 
-def _of_first(column: Column, by_task: dict[str, ScoreCell]) -> str | None:
-    cell = next(iter(by_task.values()))
-    return None if column.of(cell) is None else column.text(cell)
+def _first(by_task: dict[str, ScoreCell]) -> ScoreCell:
+    return next(iter(by_task.values()))
 
 
 def _scored(task: str, by_task: dict[str, ScoreCell]) -> str | None:
@@ -114,11 +113,11 @@ def best_block(group: str, tables: Sequence[TaskTable]) -> Block:
     columns = [
         Column("group", "table.group"),
         Column("task", "table.task", "task"),
-        *_budget(),
+        *sized(lambda place: place.cell),
         Column("method", "cell.method", "best", left=True),
-        Column("", lambda place: estimated(place.cell.score), "score"),
+        Column("", "cell.score", "score", estimated),
         Column("mean", "cell.score.mean"),
-        Column("", _rivals, "not told apart from it", left=True),
+        Column("", "best", "not told apart from it", _rivals, left=True),
         Column("rivals", lambda place: [cell.method for cell in place.best.rivals]),
         Column("told", "best.told"),
     ]
@@ -135,9 +134,8 @@ def best_block(group: str, tables: Sequence[TaskTable]) -> Block:
     )
 
 
-def _rivals(place: Place) -> str:
-    best = place.best
-    if best is None or not best.told:
+def _rivals(best: Best) -> str:
+    if not best.told:
         return "cannot tell: floor or ceiling"
     if len(best.rivals) == best.compared:
         return "all others" if best.compared > 1 else best.rivals[0].method
@@ -149,13 +147,11 @@ def frontier_block(group: str, tables: Sequence[TaskTable]) -> Block:
     columns = [
         Column("group", "table.group"),
         Column("task", "table.task", "task"),
-        Column("method", "cell.method"),
-        Column("", lambda place: place.cell.method + " *" * place.cell.marked, "method", left=True),
-        *_budget(),
+        *identity(lambda place: place.cell),
         Column("kv_bytes_peak", "cell.kv_bytes_peak", "KV peak", size),
         Column("bytes_of_full", "cell.of_full.bytes", "of full", percent),
         Column("mean", "cell.score.mean"),
-        Column("", lambda place: estimated(place.cell.score), "score"),
+        Column("", "cell.score", "score", estimated),
         Column("verdict", "cell.against.judged.verdict", "verdict"),
     ]
     return Block(
@@ -168,11 +164,3 @@ def frontier_block(group: str, tables: Sequence[TaskTable]) -> Block:
             "Small gains may be noise."
         ],
     )
-
-
-def _budget() -> list[Column]:
-    return [
-        Column("", "cell.budget", "budget", label),
-        Column("budget", lambda place: None if isinstance(place.cell.budget, float) else place.cell.budget),
-        Column("budget_share", lambda place: place.cell.budget if isinstance(place.cell.budget, float) else None),
-    ]

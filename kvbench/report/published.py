@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from kvbench.config.run_config import MethodChoice
@@ -47,27 +47,22 @@ class Printed:
     """A score that a paper prints. model, task, method, budget: as kvbench names them; `model` and `task` have only
     lower-case letters and digits, because papers spell them in several ways.
 
-    name: the method as the paper names it. samples: the number of answers per question. longest: the limit on the
-    tokens of an answer. `samples` and `longest` are None if the paper does not state them.
+    row: the score as the paper prints it. samples: the number of answers per question. longest: the limit on the tokens
+    of an answer. `samples` and `longest` are None if the paper does not state them.
     """
 
     model: str
     task: str
     method: str
     budget: str
-    name: str
+    row: Published
     value: float  # a share
-    unit: str
-    metric: str
     samples: int | None
     longest: int | None
-    paper: str
-    table: str
-    notes: str
 
     @property
     def source(self) -> str:
-        return f"{self.paper}, {self.table}"
+        return f"{self.row.paper}, {self.row.table_or_figure}"
 
 
 def of_cell(task: str, cell: ScoreCell, models: Collection[str], lengths: Collection[int]) -> Iterator[Printed]:
@@ -109,6 +104,12 @@ def every() -> tuple[Printed, ...]:
     return tuple(printed for row in published() if (printed := _printed(row)) is not None)
 
 
+def no_match(models: Iterable[str]) -> str:
+    """Return the sentence for a report in which no published score belongs to a cell. models: the report's models."""
+    of = f"None of the {len(every())} published scores is of model {', '.join(models)}"
+    return f"{of} with a task, method and budget of this report."
+
+
 def _printed(row: Published) -> Printed | None:
     """Return a published number as a score. The result is None in four cases: the number is no accuracy or pass@1 in
     percent; it is a range; its budget is neither in entries nor the full cache; kvbench has no such method."""
@@ -129,15 +130,10 @@ def _printed(row: Published) -> Printed | None:
         task=TASKS.get(task, task),
         method=method,
         budget=named(None) if method in STREAMING.values() else entries,
-        name=row.method,
+        row=row,
         value=value,
-        unit=row.unit,
-        metric=row.metric,
         samples=int(samples[1]) if samples else None,
         longest=int(longest[1]) if longest else None,
-        paper=row.paper,
-        table=row.table_or_figure,
-        notes=row.notes,
     )
 
 

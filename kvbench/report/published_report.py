@@ -4,8 +4,8 @@ difference.
 Papers print no error bars. If both scores are over the same questions, only the random draw of answers differs. The
 standard errors of both scores are therefore estimated from how much our samples of one question differ. The error of
 our score is computed with our number of samples per question, and the error of the paper's score with the paper's
-number. If the paper states no number, ours takes its place. If the run did not ask every question of the task, the
-error of our score is the standard error over questions instead.
+number. If the paper states no number, ours takes its place. If the task is known to have more questions than the run
+asked, the error of our score is the standard error over questions instead.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from kvbench.errors import KVBenchError, few
-from kvbench.eviction.budget import Budget
 from kvbench.report import published
-from kvbench.report.blocks import NAMED, Block, Column, Report, chosen, with_error
+from kvbench.report.blocks import Block, Column, Report, chosen, identity, with_error
 from kvbench.report.cells import ScoreCell
 from kvbench.report.load import Group, Loaded
 from kvbench.report.published import Printed
@@ -41,18 +40,6 @@ class Beside:
     printed_error: float
 
     @property
-    def method(self) -> str:
-        return self.cell.method
-
-    @property
-    def budget(self) -> Budget | None:
-        return self.cell.budget
-
-    @property
-    def marked(self) -> bool:
-        return self.cell.marked
-
-    @property
     def difference(self) -> float:
         return self.cell.score.mean - self.printed.value
 
@@ -65,7 +52,7 @@ class Beside:
 
 
 COLUMNS = [
-    *NAMED,
+    *identity(lambda line: line.cell),
     Column("interval", "interval"),
     Column("score", "cell.score.mean"),
     Column("error", "error"),
@@ -76,11 +63,11 @@ COLUMNS = [
     Column("difference", "difference", "difference", "{:+.3f}".format),
     Column("within", "within"),
     Column("", lambda line: {True: "yes", False: "no", None: "unknown"}[line.within], "within both", left=True),
-    Column("published_method", "printed.name", "as the paper names it", left=True),
-    Column("metric", "printed.metric"),
+    Column("published_method", "printed.row.method", "as the paper names it", left=True),
+    Column("metric", "printed.row.metric"),
     Column("source", "printed.source"),
-    Column("", "printed.table", "in", left=True),
-    Column("notes", "printed.notes"),
+    Column("", "printed.row.table_or_figure", "in", left=True),
+    Column("notes", "printed.row.notes"),
 ]
 SHOWN = ("method", "budget", "here", "published", "difference", "within both", "as the paper names it", "in")
 
@@ -96,10 +83,10 @@ class PublishedTable:
 
     def block(self) -> Block:
         where = f"evicting every {self.table.interval} tokens" if self.table.interval else ""
-        papers = dict.fromkeys(line.printed.paper for line in self.lines)
+        papers = dict.fromkeys(line.printed.row.paper for line in self.lines)
         notes = [f"From {', '.join(papers)}."]
         if self.lacking:
-            cells = list(dict.fromkeys(f"{printed.name} at {printed.budget}" for printed in self.lacking))
+            cells = list(dict.fromkeys(f"{printed.row.method} at {printed.budget}" for printed in self.lacking))
             notes.append(f"Published, but with no cell here: {few(cells, MOST)}.")
         return Block(
             title=", ".join(filter(None, (self.table.task, self.table.group, where))),
@@ -135,17 +122,10 @@ class PublishedReport(Report):
         if self.tables:
             return []
         models = dict.fromkeys(model for group in self.loaded.groups for model in group.rows.values("model"))
-        count = len(published.every())
-        return [
-            f"None of the {count} published scores is of model {', '.join(models)} with a task, method and budget of "
-            "this report."
-        ]
+        return [published.no_match(models)]
 
     def blocks(self) -> Iterator[Block]:
         return (table.block() for table in self.tables)
-
-    def data(self) -> dict[str, Any]:
-        return {"tables": [table.block().document() for table in self.tables]}
 
 
 def _beside(group: Group, table: TaskTable) -> PublishedTable:

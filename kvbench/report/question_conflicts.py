@@ -18,7 +18,7 @@ def conflict(rows: Rows) -> UserError | None:
     """Return the error for a question of one task that had two prompts, or for two rows of one sample; None if neither
     occurs. `report.load` has already removed rows that several runs share, so two rows of one sample come from
     different data, such as other reference answers."""
-    if (question := _two_prompts(rows)) is not None:
+    if (question := with_several(rows, rows.text("prompt_sha256").codes)) is not None:
         mine = rows.where(rows.text("doc_id").is_one_of(question))
         first, other = (run_at(mine, place) for place, _ in mine.firsts("prompt_sha256")[:2])
         where = f"in {first} and {other}" if first != other else f"in {first} alone"
@@ -57,11 +57,6 @@ def run_at(rows: Rows, place: int) -> str:
     """Return the name of the run that a row comes from. place: the number of the row, from 0."""
     runs = rows.text(RUN)
     return runs.names[runs.codes[place]]
-
-
-def _two_prompts(rows: Rows) -> str | None:
-    """Return the smallest id of a question whose rows have two different prompts; None if there is none."""
-    return with_several(rows, rows.text("prompt_sha256").codes)
 
 
 def _one_sample_twice(rows: Rows) -> tuple[int, int] | None:

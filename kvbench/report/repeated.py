@@ -2,7 +2,7 @@
 
     rows, lines = each_once(Rows.of(tables), paths)
 
-A row with the status ok is kept before a row that failed or waits for a score. If that does not decide, the row of the
+A row with the status ok is preferred to a row that failed or waits for a score. If that does not decide, the row of the
 run that the user named first is kept.
 """
 
@@ -38,7 +38,7 @@ def each_once(rows: Rows, paths: Mapping[str, Path]) -> tuple[Rows, list[str]]:
 
 
 def _counting(rows: Rows) -> Ints:
-    """Of all rows with equal keys, one is kept. Return for each row the position of the one kept for its key."""
+    """Return for each row the position of the kept row with the same key. Of rows with equal keys, one is kept."""
     import numpy as np
 
     keys = rows.text(KEY).codes
@@ -51,16 +51,13 @@ def _counting(rows: Rows) -> Ints:
 def _lines(left: Rows, kept: Rows, paths: Mapping[str, Path]) -> list[str]:
     """Return lines for the user on the pairs of runs that have rows with the same keys.
 
-    Each of the first MOST pairs has a line, and all further pairs share one.
-
     left: the rows that are left out. kept: for each of them the row with the same key that is kept. paths: see
     `each_once`.
     """
     import numpy as np
 
-    other = (left.number("score") != kept.number("score")) & ~(
-        np.isnan(left.number("score")) & np.isnan(kept.number("score"))
-    )
+    lost, used = left.number("score"), kept.number("score")
+    other = (lost != used) & ~(np.isnan(lost) & np.isnan(used))
     runs, lines = left.text(RUN), []
     pairs = list(left.parts(runs.codes, kept.text(RUN).codes))
     for (loser, winner), part in pairs[:MOST]:

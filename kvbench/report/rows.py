@@ -12,7 +12,7 @@ positions, so the rows of a cell cost time and memory for that cell alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +41,7 @@ class Text:
 
     @classmethod
     def of(cls, names: Sequence[str | None], codes: Ints) -> Text:
-        """Make a column. `codes`: for each row the index of its text in `names`, -1 for a missing text. `names` may
-        hold a text several times, and None for a missing text."""
+        """Make a column. Here `names` may hold a text several times, and None for a missing text."""
         import numpy as np
 
         distinct = list(dict.fromkeys(name for name in names if name is not None))
@@ -92,8 +91,8 @@ class Rows:
 
     @classmethod
     def of(cls, tables: list[tuple[str, pa.Table]]) -> Rows:
-        """Join the rows of runs, one run after the other. `tables`: pairs of a run's name and its rows, with equal
-        schemas; the list is emptied, to free memory."""
+        """Make one `Rows` of the rows of all runs, one run after the other. `tables`: pairs of a run's name and its
+        rows, with equal schemas; the list is emptied, to free memory."""
         import numpy as np
         import pyarrow as pa
 
@@ -125,12 +124,9 @@ class Rows:
 
     def having(self, **columns: Any) -> Rows:
         """Return the same rows with the given columns added; a column of the same name is replaced."""
-        import numpy as np
-
-        kept = self.columns
-        if len(kept[RUN].codes) != len(self):
-            kept = {n: c.at(self.places) if isinstance(c, Text) else c[self.places] for n, c in kept.items()}
-        return Rows({**kept, **columns}, np.arange(len(self)))
+        total = len(self.columns[RUN].codes)
+        added = {name: _spread(values, self.places, total) for name, values in columns.items()}
+        return Rows({**self.columns, **added}, self.places)
 
     def without(self, name: str) -> Rows:
         return Rows({n: column for n, column in self.columns.items() if n != name}, self.places)
@@ -141,12 +137,7 @@ class Rows:
             text = self.text(name)
             return sorted(text.names[code] for code in text.present())
         numbers = self.number(name)
-        numbers = numbers[numbers == numbers]
-        if not len(numbers) or (numbers == numbers[0]).all():
-            return [typed(name, x) for x in numbers[:1]]
-        import numpy as np
-
-        return [typed(name, x) for x in np.unique(numbers)]
+        return [typed(name, x) for x in distinct(numbers[numbers == numbers])[0]]
 
     def firsts(self, name: str) -> list[tuple[int, Any]]:
         """Return (position, value) of the first row with each distinct value, in order of the rows. Missing values are
@@ -203,20 +194,32 @@ def distinct(values: Any) -> tuple[Any, Any]:
     return unique
 
 
+def _spread(values: Any, places: Ints, total: int) -> Any:
+    """Return a column of `total` rows that has these values at `places` and none elsewhere."""
+    import numpy as np
+
+    if isinstance(values, Text):
+        codes = np.full(total, -1)
+        codes[places] = values.codes
+        return Text(codes, values.names)
+    column = np.full(total, math.nan)
+    column[places] = values
+    return column
+
+
 def typed(name: str, value: Any) -> Any:
     """Return a number of a column as the column's own type: bool, int or float."""
     kind = KINDS.get(name, "float64")
     return bool(value) if kind == "bool" else int(value) if kind.startswith("int") else float(value)
 
 
-def ranks(names: Iterable[str]) -> Ints:
+def ranks(names: Sequence[str]) -> Ints:
     """Return an array with each name's rank among the sorted names and, at the end, one element -1. Indexing the array
     with -1, the code of a missing name, therefore gives -1."""
     import numpy as np
 
-    listed = list(names)
-    order = {name: place for place, name in enumerate(sorted(set(listed)))}
-    return np.array([order[name] for name in listed] + [-1])  # the last element is found by the code -1
+    order = {name: place for place, name in enumerate(sorted(names))}
+    return np.array([order[name] for name in names] + [-1])
 
 
 def _column(name: str, column: pa.ChunkedArray) -> Any:

@@ -21,7 +21,6 @@ from kvbench.store.identity import canonical_json
 
 # The status of a row, and the settings that tell cells apart.
 COLUMNS = ("status", "task", "method", "options", "budget", "budget_share", "interval")
-SHOWN = ("model",)  # settings that have a column of their own
 
 
 def described(results: Path) -> Iterator[dict[str, Any]]:
@@ -67,10 +66,10 @@ def _intervals(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _settings(config: Mapping[str, Any]) -> str | None:
-    """Return the settings that differ from their defaults, as in "limit 8, seed 1"; None without such settings.
-    Settings with a separate column are left out."""
+    """Return the settings that differ from their defaults, as in "limit 8, seed 1"; None without such settings. The
+    model is left out, because it has a column of its own."""
     own = {name: value for name, value in config.items() if value is not None and value != DEFAULTS.get(name, value)}
-    return ", ".join(f"{name} {_shown(value)}" for name, value in own.items() if name not in SHOWN) or None
+    return ", ".join(f"{name} {_shown(value)}" for name, value in own.items() if name != "model") or None
 
 
 def _shown(value: Any) -> str:

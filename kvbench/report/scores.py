@@ -4,9 +4,7 @@ groups of tasks.
     report = ScoreReport.make(load([Path("results/demo")]), baseline="full")
 
 The overview, if the report has one, comes first. Then each task has small tables, made for 80 columns: the quality of
-the cells, their memory and their speed. A further table is about the samples behind the scores. This table appears if
-cells have different numbers of questions or samples, or if questions have several samples. It also appears if a sample
-is truncated, has failed, or has no answer or no score.
+the cells, their memory, their speed and, if anything about them is special (`_sample_grids`), the samples.
 """
 
 from __future__ import annotations
@@ -26,14 +24,15 @@ from kvbench.report.blocks import (
     Column,
     Report,
     chosen,
-    difference,
+    compared,
     entries,
     estimated,
     number,
     own,
     percent,
+    verdict,
 )  # fmt: skip
-from kvbench.report.cells import PASS_AT, SCORES, ScoreCell
+from kvbench.report.cells import PASS_AT, SCORES, Against, ScoreCell
 from kvbench.report.load import Loaded
 from kvbench.report.overview import best_block, frontier_block, overview
 from kvbench.report.tables import TaskTable, make_tables
@@ -46,8 +45,7 @@ SAMPLES = ("truncated", "no answer", "failed", "not scored yet", *(f"pass@{k}" f
 
 @dataclass(frozen=True, slots=True)
 class ScoreReport(Report):
-    """The report of scores: an overview, each cell's quality, cost and comparison, and the averages over groups of
-    tasks."""
+    """The report of scores, as the module's docstring describes it."""
 
     name: ClassVar[str] = "report"
     about: ClassVar[str] = (
@@ -116,8 +114,8 @@ def _quality(headline: str, baseline: str) -> list[Column]:
     shown as plain means."""
     return [
         Column("", _score, SCORES[headline]),
-        Column("", _difference, f"minus {baseline}"),
-        Column("", _verdict, "verdict"),
+        Column("", "against.paired", f"minus {baseline}", compared),
+        Column("", "against", "verdict", _verdict),
         *(Column(name, f"score.{name}") for name in ("mean", "se", "se_fixed", "low", "high")),
         Column("interval_rule", "score.rule"),
         *(
@@ -177,9 +175,9 @@ def _comparison() -> list[Column]:
 
 
 def _sample_grids(table: TaskTable) -> list[tuple[str, ...]]:
-    """Return the headers of the table on samples, in a list of one. The list is empty if the table would show nothing
-    special: all cells have equally many questions, and one sample per question with a complete answer and a score.
-    """
+    """Return a list with one element: the headers of the table on samples. The list is empty if this table would show
+    nothing special: all cells have equally many questions, and one sample per question with a complete answer and a
+    score."""
     equal = len({(c.score.questions, c.samples) for c in table.cells}) == 1
     whole = not any(c.truncated > 0 or c.no_answer > 0 or c.failed or c.unscored or c.pass_at for c in table.cells)
     return [] if whole and equal else [("method", "budget", *(() if equal else COUNTS), *SAMPLES)]
@@ -208,17 +206,5 @@ def _score(cell: ScoreCell) -> str:
     return f"{text} ({cell.progress})" if cell.progress else text
 
 
-def _difference(cell: ScoreCell) -> str:
-    if cell.against is None:
-        return NOTHING
-    paired = cell.against.paired
-    return difference(paired.diff, paired.low, paired.high)
-
-
-def _verdict(cell: ScoreCell) -> str:
-    if cell.against is None:
-        return NOTHING
-    p, verdict = cell.against.judged.p, cell.against.judged.verdict
-    if cell.against.paired.test == "none":
-        return verdict
-    return f"{verdict} p<0.001" if p < 0.001 else f"{verdict} p={p:.3f}"
+def _verdict(against: Against) -> str:
+    return against.judged.verdict if against.paired.test == "none" else verdict(against.judged)

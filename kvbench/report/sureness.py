@@ -3,8 +3,8 @@ tests that the comparisons use.
 
     notes([cell.against for cell in cells if cell.against])
 
-Every table of several cells has such notes. The notes help to see why methods are tied. The methods may be equal, there
-may be too few data, or the scores may be at the floor or the ceiling, where no difference can be seen.
+Every table of several cells has these notes. They help to see why methods are tied: the methods are equal, there are
+too few data, or the scores are at the floor or the ceiling, where no difference can be seen.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvbench.report.stats import ALPHA, Paired, fewest_clusters
 
 def notes(family: Sequence[Against]) -> list[str]:
     if not family:
-        return ["Nothing is compared, as no baseline was run on the same questions; --baseline METHOD chooses another."]
+        return ["Nothing is compared: no cell shares a question with the baseline. --baseline METHOD chooses another."]
     tests = [a.paired for a in family]
     return [
         *(*_drops(family), *_without_spread(family), *_out_of_reach(family), *_ceiling(family)),

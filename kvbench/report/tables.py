@@ -3,8 +3,8 @@
     for table in make_tables(load([Path("results/demo")]), baseline="full"):
         table.cells[0].score.mean, table.cells[0].against.paired.diff
 
-Scores, costs and comparisons come from the rows alone. Comparisons are paired question by question, and their p-values
-are Holm-adjusted over the table. For a cell without a comparison, `against` is None.
+Comparisons are paired question by question, and their p-values are Holm-adjusted over the table. For a cell without a
+comparison, `against` is None.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from kvbench.report.cells import (
     Against,
     ScoreCell,
     answered,
+    at_budget,
     cells_of,
     clusters_of,
     idle_note,
@@ -34,6 +35,7 @@ from kvbench.report.cells import (
     mean,
     method_label,
     options_of,
+    paired,
     question_mean,
     speed,
     speed_sd,
@@ -65,7 +67,7 @@ class TaskTable:
 def make_tables(loaded: Loaded, baseline: str | None = None) -> list[TaskTable]:
     """Return one table per group of comparable rows. `baseline`: the name of a method, or a method with options as
     tables print it. By default the baseline is the full cache; if the full cache was not run, nothing is compared.
-    Raises UserError if `baseline` was not run, or if it is a name that fits several variants of a method."""
+    Raises UserError if `baseline` was not run, or if it names a method that was run with several choices of options."""
     pairs = _variants(loaded)
     shared = shared_options(loaded)
     there = sorted(shared)
@@ -110,24 +112,20 @@ def _table(
     shared: Mapping[str, Mapping[str, Any]],
     layers: Callable[[], Mapping[str, Sequence[Layer] | None]],
 ) -> TaskTable:
-    rows, headline = group.rows, headline_of(group.task)
-    cells: list[ScoreCell] = []
-    scores: list[dict[str, list[float]]] = []
-    parts: list[Rows] = []
-    clusters = clusters_of(rows)
-    for label, budget, part in cells_of(rows, shared):
-        by_question = part.scores(headline)
-        scores.append(by_question)
-        parts.append(part)
-        cells.append(make_cell(label, budget, part, by_question, clusters, unfinished))
-    cells = _ratios(_compare(cells, scores, clusters, baseline), scores, parts)
-    intervals = rows.firsts("interval")
-    interval = intervals[0][1] if intervals else None
+    rows, headline, clusters = group.rows, headline_of(group.task), clusters_of(group.rows)
+    found = list(cells_of(rows, shared))
+    parts = [part for _, _, part in found]
+    scores = [part.scores(headline) for part in parts]
+    made = [
+        make_cell(method, budget, part, by_question, clusters, unfinished)
+        for (method, budget, part), by_question in zip(found, scores)
+    ]
+    cells = _ratios(_compare(made, scores, clusters, baseline), scores, parts)
     return TaskTable(
         group=group.label,
         task=group.task,
         headline=headline,
-        interval=interval,
+        interval=next((interval for _, interval in rows.firsts("interval")), None),
         cells=cells,
         notes=[*_notes(cells, scores), *_states(rows, layers)],
         best=best_per_budget(cells, scores, clusters),
@@ -147,7 +145,7 @@ def _compare(
 ) -> list[ScoreCell]:
     """Return the cells with `against` set: the comparison with the baseline's cell, on the questions that both have.
 
-    A cell is compared with the baseline's cell without a budget or, if the baseline has none, with the baseline's cell
+    A cell is compared with the baseline's cell without a budget or, if there is no such cell, with the baseline's cell
     at the same budget. `against` stays None for the baseline's cell itself. It also stays None if the baseline has
     neither of these cells, or if the two cells share no question.
     """
@@ -156,29 +154,23 @@ def _compare(
     comparisons: dict[int, tuple[int, stats.Paired]] = {}
     for i, cell in enumerate(cells):
         base = places.get("", places.get(_budget(cell)))
-        shared = [q for q in scores[i] if base is not None and q in scores[base]]
-        if base is None or base == i or not shared:
+        if base is None or base == i:
             continue
-        a, b = [scores[i][q] for q in shared], [scores[base][q] for q in shared]
-        paired = stats.paired(a, b, clusters=[clusters[q] for q in shared])
-        # Scores lie between 0 and 1.
-        comparisons[i] = base, replace(paired, low=max(paired.low, -1.0), high=min(paired.high, 1.0))
+        found = paired(scores[i], scores[base], clusters)
+        if found is not None:
+            # Scores lie between 0 and 1.
+            comparisons[i] = base, replace(found, low=max(found.low, -1.0), high=min(found.high, 1.0))
     floors = [cells[i].floor for i in comparisons]
-    judged = stats.judge([paired for _, paired in comparisons.values()], floors=floors)
+    judged = stats.judge([comparison for _, comparison in comparisons.values()], floors=floors)
     compared = list(cells)
-    for (i, (base, paired)), verdict in zip(comparisons.items(), judged):
-        compared[i] = replace(cells[i], against=Against(cells[base].method, paired, verdict))
+    for (i, (base, comparison)), verdict in zip(comparisons.items(), judged):
+        compared[i] = replace(cells[i], against=Against(cells[base].method, comparison, verdict))
     return compared
 
 
 def _budget(cell: ScoreCell) -> str:
     """Return the budget as the user types it; empty for a cell without a budget."""
     return "" if cell.budget is None else label_of(cell.budget)
-
-
-def _named(cell: ScoreCell) -> str:
-    """Return a cell's name in a note: "gkv at 64"; only the method for a cell without a budget."""
-    return f"{cell.method} at {_budget(cell)}" if _budget(cell) else cell.method
 
 
 def _baseline_label(labels: Sequence[str], baseline: str) -> str:
@@ -256,25 +248,21 @@ def _notes(cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]])
         notes += sureness.notes([c.against for c in cells if c.against])
     if len({frozenset(s) for s in scores}) > 1:
         notes.append(
-            "Cells have different questions: each score is over the cell's own, differences and shares of the full "
-            "cache are over the shared ones only."
+            "Cells have different questions: each score is over the cell's own questions; differences and shares of "
+            "the full cache are over shared questions only."
         )
-    above = [_named(c) for c in cells if _exact_above_partial(c)]
+    above = [at_budget(c.method, c.budget) for c in cells if c.others["score"] > c.others["score_partial"]]
     if above:
         notes.append(
             f"Score above partial ({', '.join(above)}): score rates the final answer and partial the steps towards it, "
             "so an answer may be right although its steps are not."
         )
     idle = [c for c in cells if c.evicts and c.samples + c.unscored and math.isnan(c.entries_after_evict)]
-    notes += idle_note(_named(c) for c in idle)
+    notes += idle_note(at_budget(c.method, c.budget) for c in idle)
     notes += _load(cells)
     if any(cell.marked for cell in cells):
         notes.append(UNBOUNDED)
     return notes
-
-
-def _exact_above_partial(cell: ScoreCell) -> bool:
-    return cell.others["score"] > cell.others["score_partial"]
 
 
 def _load(cells: Sequence[ScoreCell]) -> list[str]:
@@ -285,7 +273,7 @@ def _load(cells: Sequence[ScoreCell]) -> list[str]:
     if not timed:
         return []
     if not loads:
-        return ["Load of the machine while these cells ran: not recorded. Their speeds may differ for that reason."]
+        return ["Load of the machine while these cells ran: not recorded. Unequal load may explain unequal speeds."]
     gaps = f"; not recorded for {len(timed) - len(loads)} cells" if len(loads) < len(timed) else ""
     span = " to ".join(dict.fromkeys(f"{load:.2f}" for load in (min(loads), max(loads))))
     text = f"Load of the machine while these cells ran: {span} per core{gaps}."

@@ -3,10 +3,10 @@
     weighted_mean([(0.5, of_cell(walk)), (0.5, of_cell(chain))])
 
 The error is sqrt(sum (w se)^2), where w is a task's weight and se its standard error. The weights sum to 1, and the
-tasks are treated as independent. The same formula gives the distance from the weighted mean to the lower end of its
-interval: in place of se stands the distance from a task's mean to the lower end of the task's own interval. The upper
-end is computed likewise (Zou and Donner 2008). If a task shows no spread, its error is 0 and says nothing; tables then
-print the interval in place of the error.
+tasks are treated as independent. For the lower end of the weighted mean's interval, se in this formula is replaced by
+the distance from a task's mean to the lower end of the task's own interval; the result is the distance from the
+weighted mean to the lower end. The upper end is computed likewise (Zou and Donner 2008). If a task shows no spread, its
+error is 0 and says nothing; tables then print the interval in place of the error.
 """
 
 from __future__ import annotations
@@ -92,11 +92,12 @@ def weighted_mean(means: Sequence[tuple[float, Mean]]) -> Mean:
 
 
 def seen_drop(name: str, means: Sequence[Mean]) -> list[str]:
-    """Return a list with one note, on the true drop of an average that t tests find with 80% power; an empty list if no
-    comparison has spread. name: the name of the average. means: this average of each method."""
+    """Return a list with one note: how large a true drop of an average must be for t tests to find it with 80% power.
+    The list is empty if no comparison has a standard error above 0. name: the name of the average. means: this average
+    of each method."""
     family = [mean for mean in means if not math.isnan(mean.diff)]
     alpha = ALPHA / max(1, len(family))
-    drops = [smallest_drop(m.diff_se, m.df, alpha=alpha, sides=2) for m in family if m.diff_spread]
+    drops = [smallest_drop(m.diff_se, m.df, alpha=alpha) for m in family if m.diff_spread]
     found = [drop for drop in drops if not math.isnan(drop)]
     if not found:
         return []

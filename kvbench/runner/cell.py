@@ -94,10 +94,6 @@ class CellPlan:
         """
         return replace(self, plan=self.plan_with(slots), oom_retries=retries)
 
-    def smaller(self) -> CellPlan:
-        """Return the plan of the same cell with half the slots."""
-        return replace(self, plan=self.plan_with(self.plan.slots // 2))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellPlanner:

@@ -115,7 +115,7 @@ class CellRun:
         """
         plan, label = self.cell_plan.plan, self.cell_plan.cell.label
         if plan.slots > 1:
-            self.cell_plan = self.cell_plan.smaller()
+            self.cell_plan = self.cell_plan.after_lack_of_memory(plan.slots // 2, self.cell_plan.oom_retries)
             left = self.cell_plan.plan.slots
             self.say(f"{label}: out of memory with {plan.slots} slots; going on with {left} ({cause}).")
             return

@@ -65,10 +65,10 @@ def execute(
 ) -> RunResult:
     """Run a configuration to the end; if its run was begun before, generate and score only what is missing.
 
-    resume: require that the run exists; `run_name` is then the whole name of its folder. shard: generate only this part
-    of the rows, in a folder whose name ends with `Shard.suffix`. With `resume`, shard may be None, because the run's
-    record states the shard. placement: where the run's jobs are executed. notice: receives one-line warnings; by
-    default they go to stderr.
+    shard: generate only this part of the rows, in a folder whose name ends with `Shard.suffix`. resume: require that
+    the run exists; `run_name` is then the whole name of its folder, with such a suffix if the run is a shard, and
+    `shard` may be None, because the run's record states it. placement: where the run's jobs are executed. notice:
+    receives one-line warnings; by default they go to stderr.
 
     Raises KVBenchError. After Ctrl-C, SIGTERM or SIGHUP, the function saves all finished rows and raises Interrupted.
     """
@@ -127,7 +127,7 @@ def _run(
     done: keys of rows saved before.
     """
     keys = {row.key for cell in plan.cells for row in cell.rows}
-    final = Counter(status for key, status in folder.final_rows().items() if key in keys)
+    final = Counter(e.row["status"] for key, e in folder.content().entries.items() if e.final and key in keys)
     work = Work(folder, plan, len(keys & done), progress, say)
     with signals.handled(), failures(env.device_name(plan.device), work.state):
         if not keys <= done:

@@ -55,11 +55,11 @@ def _grid(images: Any) -> dict[str, Any] | None:
 
 
 def _counted(name: str, images: Any, tokenizer: Any, config: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields `count`, `around` and `options` of `Vision` for a processor whose class `COUNTED` lists.
+    """Return the fields `count`, `around` and `options` of `Vision` for a processor whose class is in `COUNTED`.
 
-    The function tries the processor on a test image. Raises UserError in these cases: `COUNTED` does not list the
-    processor's class; the processor announces another number of tokens for the test image than it writes; the image
-    tokens have a gap. Raises SetupError if the processor's files lack a setting.
+    The function tries the processor on a test image. Raises UserError in these cases: the processor's class is not in
+    `COUNTED`; for the test image, the number of tokens that the processor announces differs from the number that it
+    writes; it writes no image tokens, or other tokens between them. Raises SetupError if its files lack a setting.
     """
     kind = settings.get("processor_class") or PROCESSOR_MAPPING_NAMES.get(config.model_type)
     what = f"model {quote(name)} (model type {quote(config.model_type)}): tasks cannot place its images in prompts"
@@ -86,7 +86,8 @@ def _counted(name: str, images: Any, tokenizer: Any, config: Any, settings: Mapp
     if not places or len(places) != places[-1] - places[0] + 1 or counted != len(replaced):
         raise UserError(
             f"{what}: for a test image its processor {quote(kind)} announces {counted} tokens and writes "
-            f"{len(replaced)}. The numbers must be equal, and the image tokens must have no gap. Choose another model."
+            f"{len(replaced)}. The numbers must be equal, and the image tokens must be successive. Choose another "
+            "model."
         )
     before, after = tuple(replaced[: places[0]]), tuple(replaced[places[-1] + 1 :])
     count = partial(_tokens, processor, len(before) + len(after))

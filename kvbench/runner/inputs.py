@@ -15,6 +15,7 @@ import transformers
 from kvbench.config.run_config import RunConfig
 from kvbench.engine.attention.geometry import ProbeFailed
 from kvbench.engine.model.adapter import check, refuse_quantised
+from kvbench.engine.model.load import LoadedModel, load
 from kvbench.engine.model.shape import on_meta
 from kvbench.errors import UserError, quote
 from kvbench.runner import image_processor, task_data
@@ -39,6 +40,16 @@ class Inputs:
     works: dict[str, TaskWork]
     adapter: Adapter | None = None
 
+    def load_model(self, config: RunConfig) -> LoadedModel:
+        """Load the model as `config` says, and merge the adapter, if there is one, into its weights."""
+        return load(
+            self.where,
+            revision=self.info.commit or config.revision,
+            device=config.device,
+            dtype=config.dtype,
+            adapter=self.adapter,
+        )
+
     def tasks(self) -> dict[str, Any]:
         """Return each task's version, its data and a hash of its prompts, for the run's record."""
         return {
@@ -55,7 +66,7 @@ def read_inputs(
     info, adapter: the model and its adapter, if the caller has looked them up; None: look them up.
 
     Raises KVBenchError in these cases: the model, the adapter or data are missing; a prompt cannot be made; a task
-    needs a judge or a sandbox that cannot score.
+    needs a judge but --judge is missing or cannot be used; a task needs a sandbox but none works here.
     """
     info = info or models.fetched(config.model_place, config.revision)
     where = info.where

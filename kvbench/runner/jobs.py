@@ -1,9 +1,5 @@
-"""Divides the work of a run into jobs.
-
-Any division of the work into jobs, in any order and on any number of workers, gives the same rows. Only columns that
-state times differ. This requires devices of one kind, and the same slots per cell on all of them. The rows of a job
-then depend on the run's configuration alone. Sampling noise and keys come from settings and from names of tasks,
-questions and samples.
+"""Divides the work of a run into jobs. On devices of one kind, with the same slots per cell, the rows do not depend on
+how the work is divided, except for their times (docs/clusters.md).
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ class Job:
 
 
 def jobs_of(cells: Sequence[CellPlan], done: Collection[str], *, whole: bool) -> list[Job]:
-    """Return the jobs of a run, in the order of its cells. done: keys of saved rows, which are in no job.
+    """Return the jobs of a run, in the order of its cells. done: keys of saved rows, which the jobs leave out.
 
     whole: make one job per cell. Otherwise a cell is cut between questions into jobs of about `ROUNDS` rows per slot.
     """

@@ -1,10 +1,9 @@
 """Joins the folders of a run's shards into one run that has each row once, with its texts. Loads no torch, model or
 task.
 
-A shard may be unfinished, or still running: its saved rows are joined, and joining again adds the rows saved since.
-Rows that the joined run has already are not added again, unless a shard has a better record of the row: with a newer
-score, or with an answer in place of a failure. The joined run has the settings and the record of the shards, so
-``kvbench run --resume`` generates the rows that no shard had.
+A shard may be unfinished, or still running: its saved rows are joined, and joining again adds the rows saved since. The
+joined run has the settings and the record of the shards, so ``kvbench run --resume`` generates the rows that no shard
+had.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ class Part:
     """The outcome of joining one shard.
 
     rows: how many finished rows the shard has. added: how many of its records were copied into the joined run.
-    different: how many of its answers differ from the joined run's answer to the same sample, if neither record is
-    better than the other.
+    different: for how many of its rows with status "ok" the joined run has a record of equal rank (`Entry.rank`), but
+    with another output or score.
     """
 
     folder: ShardFolder
@@ -115,7 +114,8 @@ def join(
 def _add(shard: ShardFolder, known: dict[str, _Known], journal: Journal, say: Callable[[str], object]) -> Part:
     """Copy records of a shard into the joined run, and return the outcome.
 
-    A record is copied if the joined run has no record of the same row, or only a record with a lower rank.
+    A record is copied if the joined run has no record of the same row, or one with a lower `Entry.rank`: its answer
+    was scored again less often, has no score, or is missing because generation failed.
     """
     state = read_journal(shard.path)
     for text in state.notices:
@@ -136,7 +136,7 @@ def _add(shard: ShardFolder, known: dict[str, _Known], journal: Journal, say: Ca
 def _check_target(folder: RunFolder, environment: Mapping[str, Any], allowed: bool) -> list[str]:
     """Raise UserError if the run to write to is itself a shard, or began with other inputs than the shards.
 
-    Returns notices about the changes that are allowed.
+    Raises SetupError if its record is damaged. Returns notices about the changes that are allowed.
     """
     before = folder.info["environment"]
     check_complete(folder.path, before)

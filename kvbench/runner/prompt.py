@@ -164,7 +164,7 @@ class PromptMaker:
 
 
 def sampling(spec: GenSpec, config: RunConfig) -> GenSpec:
-    """Return a task's sampling settings, overridden by the user's settings. Stop strings of both are joined."""
+    """Return a task's sampling settings, overridden by the user's. The stop strings of both apply."""
     settings: dict[str, Any] = {
         "n": config.samples,
         "max_new_tokens": config.max_new_tokens,
@@ -194,7 +194,7 @@ def _to_context(task: Task, doc: Doc, tokenizer: Any, text: str, chat: bool) -> 
     """Return a prompt's token ids, and how many of them come before the question.
 
     Raises UserError in these cases: nothing comes before the question (no context, system message or history); the
-    question has an image; one token covers the end of the context and the start of the question.
+    question has an image; no token of the prompt, or every token, ends before the question.
     """
     turn = doc.turns[0]
     if not (turn.context.strip() or turn.system or turn.history):
@@ -210,7 +210,7 @@ def _to_context(task: Task, doc: Doc, tokenizer: Any, text: str, chat: bool) -> 
     ids, leading = prompts.encode_to_context(tokenizer, text, turn, chat)
     if not 0 < leading < len(ids):
         raise UserError(
-            f"question {quote(doc.doc_id)} of task {quote(task.name)} cannot be read after its context, because one "
-            "token covers the end of the context and the start of the question. Use --compress query-aware."
+            f"question {quote(doc.doc_id)} of task {quote(task.name)} cannot be read after its context, because no "
+            "token of the prompt, or every token, ends before the question. Use --compress query-aware."
         )
     return ids, leading

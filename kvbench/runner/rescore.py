@@ -38,8 +38,8 @@ class Rescored:
     scored: int = 0  # answers with a new score
     failed: Mapping[str, int] = field(default_factory=dict)  # answers that could not be scored, by status
     prompt_mismatch: int = 0  # answers to prompts that the task makes differently now
-    waiting: int = 0  # answers that stay without a score, because the user gave no judge
-    kept: int = 0  # answers that keep their score, because the user gave no judge
+    waiting: int = 0  # answers that stay without a score, because none was made, for example without a judge
+    kept: int = 0  # answers that keep their score, because no new one was made, for example without a judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def rescore(
     works: Mapping[str, TaskWork],
     *,
     wanted: Callable[[Entry], bool],
-    progress: Progress | None = None,
+    progress: Progress,
 ) -> Rescored:
     """Score those stored answers of a run for which `wanted` is true. works: the run's tasks by name.
 
@@ -65,8 +65,7 @@ def rescore(
     chosen = [e for e in entries.values() if e.generated and wanted(e)]
     if not chosen:
         return Rescored()
-    if progress:
-        progress.begin(len(chosen), 0)
+    progress.begin(len(chosen), 0)
     mismatched = 0
     try:
         with TextReader(folder.path) as reader, folder.journal() as journal, ScorePool(workers=2) as pool:
@@ -82,8 +81,7 @@ def rescore(
                 scoring.write_ready()
                 raise
     finally:
-        if progress:
-            progress.end()
+        progress.end()
     failed = Counter(scoring.counts)
     done, unjudged, kept = (failed.pop(status, 0) for status in ("ok", "unscored", KEPT))
     return Rescored(scored=done, failed=dict(failed), prompt_mismatch=mismatched, waiting=unjudged, kept=kept)
@@ -95,9 +93,7 @@ class _Scoring:
     Only `write_ready`, which an interrupted call of `rescore` uses, writes scores out of order.
     """
 
-    def __init__(
-        self, works: Mapping[str, TaskWork], journal: Journal, pool: ScorePool, progress: Progress | None
-    ) -> None:
+    def __init__(self, works: Mapping[str, TaskWork], journal: Journal, pool: ScorePool, progress: Progress) -> None:
         self.works, self.journal, self.pool, self.progress = works, journal, pool, progress
         self.counts: Counter[str] = Counter()  # answers by their final status, or KEPT
         self._waiting: deque[tuple[Future[Score], _Job]] = deque()
@@ -148,8 +144,7 @@ class _Scoring:
             if row["status"] != "unscored":
                 prompt, output, turns = job.texts
                 self.journal.append(row, prompt=prompt, output=output, turns=turns)
-        if self.progress:
-            self.progress.update(sum(self.counts.values()), tokens=0, kv_bytes_now=0, kv_bytes_peak=0)
+        self.progress.update(sum(self.counts.values()), tokens=0, kv_bytes_now=0, kv_bytes_peak=0)
 
 
 def _jobs(chosen: list[Entry], works: Mapping[str, TaskWork], reader: TextReader) -> Iterator[_Job | None]:

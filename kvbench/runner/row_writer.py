@@ -62,7 +62,7 @@ class RowWriter:
     def poll(self) -> None:
         """Let the journal commit its rows to disk if a commit is due (see `Journal.poll`).
 
-        The method is called after each block of steps.
+        While the engine generates, `Runner` calls this after each block of steps.
         """
         self.saved += len(self.journal.poll())
 

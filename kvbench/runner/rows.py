@@ -51,9 +51,7 @@ def make_row(answer: Answer, score: Score | None, task: Task, host: dict[str, st
     planned, generation, cell_plan = answer.planned, answer.generation, answer.cell_plan
     cell, doc = cell_plan.cell, planned.prompt.doc
     usage = generation.usage
-    floor, budget = None, planned.identity["budget"]
-    if budget is not None:
-        floor = task.floor(budget, planned.identity["interval"])
+    budget = planned.identity["budget"]
     row = {
         **planned.identity,
         **host,
@@ -73,7 +71,7 @@ def make_row(answer: Answer, score: Score | None, task: Task, host: dict[str, st
         "prompt_tokens": len(planned.prompt.ids),
         **_images(planned.prompt.pictures),
         "output_tokens": answer.output_tokens,
-        "floor": floor,
+        "floor": None if budget is None else task.floor(budget, planned.identity["interval"]),
         "score_pass": 0,
         "kvbench_version": env.version("kvbench"),
         "torch_version": env.version("torch"),
@@ -140,8 +138,8 @@ def _usage(usage: Usage, limit: float) -> dict[str, Any]:
     tokens_per_second divided by `limit`.
 
     The engine decodes many samples at once, and divides the time of each step equally among them. A sample's seconds
-    are only its shares. tokens_per_second is the sample's tokens divided by its seconds of decoding and evicting. It
-    therefore states the speed of the whole engine, not of one slot. The first token, which comes from reading the
+    are the sum of its shares. tokens_per_second is the sample's tokens divided by its seconds of decoding and evicting.
+    It therefore states the speed of the whole engine, not of one slot. The first token, which comes from reading the
     prompt, is not counted.
     """
     busy = usage.decode_seconds + usage.evict_seconds

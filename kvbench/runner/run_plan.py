@@ -221,7 +221,7 @@ def _loader(config: RunConfig, inputs: Inputs, device: torch.device, division: D
 
 
 def _plan_shape(inputs: Inputs, say: Notice) -> ModelShape:
-    """Return the sizes of the model that a plan needs, read from its configuration without weights.
+    """Return the sizes that a plan needs, read from the model's configuration without weights.
 
     If the model's layers cannot be read without weights, estimate the sizes and tell the user so (`say`).
     """

@@ -118,10 +118,10 @@ def check_model(
 
 
 def check_prompt_files(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise UserError if a model file that shapes prompts changed, such as a tokenizer file.
+    """Raise UserError if the chat template, or a model file that shapes prompts (such as a tokenizer file), changed.
 
-    Scoring calls this instead of `check_model`, because scoring reads no weights. If one of the records has no hashes
-    of the model's files, only the chat template is compared here; scoring then compares each prompt.
+    `kvbench score` calls this instead of `check_model`, because it reads no weights. If one of the two records has no
+    hashes of the model's files, only the chat template is compared here; scoring then compares each prompt.
     """
     if now["model_files"] and before.get("model_files"):
         check_model(run, before, now, makes_prompts)
@@ -131,8 +131,7 @@ def check_prompt_files(run: str, before: Mapping[str, Any], now: Mapping[str, An
 
 def check_data(run: str, before: Mapping[str, Any], now: Mapping[str, Any], *, versions: bool = True) -> None:
     """Raise UserError if the run's record lacks the data of a task, or states another hash or revision of these data;
-    with `versions`, also if it states another version of the task.
-    """
+    with `versions`, also if it states another version of the task."""
     for task, has in now.items():
         if (was := before.get(task)) is None:
             raise UserError(

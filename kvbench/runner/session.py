@@ -30,9 +30,9 @@ SHOWN = 0.25  # seconds between two figures
 
 @contextlib.contextmanager
 def failures(device: str, saved: Callable[[], str]) -> Iterator[None]:
-    """While the block runs, turn signals, lack of memory and failures of the device into errors of one line.
+    """Turn a signal, lack of memory or a failure of the device inside the `with` statement into an error of one line.
 
-    saved: a function that returns the end of each error's line: how many rows are saved.
+    saved: a function that returns the end of this line: how many rows are saved.
     """
     try:
         with signals.phase(lambda: f"interrupted: {saved()}"):
@@ -46,10 +46,6 @@ def failures(device: str, saved: Callable[[], str]) -> Iterator[None]:
         if faults.device_failed(error):
             raise SetupError(f"device {device} failed ({why}): {saved()}.") from error
         raise
-
-
-def _ignore(rows: int) -> None:
-    """Do nothing after a job: a process that works alone does not report its saved rows to a coordinator."""
 
 
 class Runner:
@@ -78,9 +74,7 @@ class Runner:
         """Number of failed rows by status, such as "oom"."""
         return self.writer.failed if self.writer else Counter()
 
-    def run(
-        self, loaded: LoadedModel, journal: Journal, jobs: Iterable[Job], ended: Callable[[int], object] = _ignore
-    ) -> None:
+    def run(self, loaded: LoadedModel, journal: Journal, jobs: Iterable[Job], ended: Callable[[int], object]) -> None:
         """Execute jobs one after the other. ended: called after each job with the number of its rows that were saved.
 
         Raises KVBenchError, and KeyError if a job names a row that the plan lacks.

@@ -1,10 +1,7 @@
 """A shard: the part of a run's rows that one process generates when several processes share a run (``--shard 2/4``).
 
-A question of a cell is never split: all its samples, which share a prefill, are in one shard. With n shards, question d
-of cell c (both counted from 0) belongs to shard 1 + (c + d) mod n. The shard of a row thus depends on the configuration
-only, never on a machine. The first questions of successive cells belong to successive shards. All shards therefore
-have almost the same number of questions, even if each cell has only a few. Slots and lengths are planned for the whole
-cell. On devices of one kind, a row is therefore the same in a shard as in a run without shards.
+docs/clusters.md states which rows a shard has. Slots and lengths are planned for the whole cell. On devices of one
+kind, a row is therefore the same in a shard as in a run without shards.
 """
 
 from __future__ import annotations
@@ -48,10 +45,10 @@ class Shard:
         return replace(plan, cells=cells, allowed=plan.threads)
 
     def _part(self, number: int, cell: CellPlan) -> CellPlan:
-        questions: dict[str, int] = {}
-        for row in cell.rows:
-            questions.setdefault(row.prompt.doc_id, len(questions))
-        mine = {doc for doc, question in questions.items() if (number + question) % self.of == self.number - 1}
+        """Return a cell reduced to its rows in this shard. With n shards, question d of cell c (both counted from 0) is
+        in shard 1 + (c + d) mod n: c spreads the questions evenly even if each cell has only a few."""
+        questions = dict.fromkeys(row.prompt.doc_id for row in cell.rows)
+        mine = {doc for question, doc in enumerate(questions) if (number + question) % self.of == self.number - 1}
         return replace(cell, rows=[row for row in cell.rows if row.prompt.doc_id in mine])
 
     def record(self, rows: int) -> dict[str, Any]:

@@ -136,8 +136,7 @@ def _unnamed_file() -> int:
 
 
 def _failed(error: OSError) -> SetupError:
-    where, advice = quote(tempfile.tempdir or "TMPDIR"), remedy(error)
     return SetupError(
-        f"cannot store the run's prompts in {where} ({reason(error)}). {advice[:1].upper()}{advice[1:]}, or set the "
-        "variable TMPDIR to another folder."
+        f"cannot store the run's prompts in {quote(tempfile.tempdir or 'TMPDIR')} ({reason(error)}). "
+        f"{remedy(error).capitalize()}, or set the variable TMPDIR to another folder."
     )

@@ -22,7 +22,7 @@ def warnings(config: RunConfig, methods: Mapping[MethodChoice, Method], info: Mo
 
     A value that the card of the weights lacks is not compared. A budget that is a share of the prompt is not compared
     either, because its number of entries varies. Variants of a method with the same weights share one warning. Raises
-    KVBenchError for weights without a card.
+    KVBenchError if weights or their card are missing, or if a card is damaged.
     """
     variants: dict[tuple[str, Path], list[MethodChoice]] = {}
     for choice, method in methods.items():

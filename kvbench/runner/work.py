@@ -74,7 +74,7 @@ class Work:
         self._crew = runner = Runner(self.plan, self._show, self.say)
         self.progress.begin(self.plan.rows, self.done)
         with self.folder.journal() as journal:
-            runner.run(loaded, journal, jobs_of(self.plan.cells, done, whole=True))
+            runner.run(loaded, journal, jobs_of(self.plan.cells, done, whole=True), ended=lambda rows: None)
 
     def _show(self, figures: Figures) -> None:
         self.progress.cell(figures.cell)

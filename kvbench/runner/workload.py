@@ -49,7 +49,7 @@ def load_task(name: str, task_file: str | None) -> Task:
 def expand_task(name: str, task_file: str | None) -> list[str]:
     """Return the names of all tasks that one value of --task, such as ``ruler@*``, means.
 
-    Raises UserError if there is none.
+    Raises UserError if no task has this name.
     """
     own = _own_task(name, task_file)
     return [own.name] if own else expand(name)
@@ -172,7 +172,7 @@ class TaskWork:
     def rows(self, cell: Cell, config: RunConfig, model: Mapping[str, Any], dtype: str, group: int) -> list[PlannedRow]:
         """Return the planned rows of a cell, in the order of documents and samples.
 
-        model: the values of the columns about the model; group: the model's query heads per KV head.
+        model: the values of the columns about the model. group: query heads per KV head, the largest over the layers.
         """
         method = make_method(cell)
         chunked = method.evicts and config.prefill == "chunked"

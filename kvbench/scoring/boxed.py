@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\{")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # or an escaped character: an escaped brace is printed and opens no group
 _OPEN, _CLOSE = "<think>", "</think>"
 
 
@@ -37,16 +38,9 @@ def last_box(text: str) -> str | None:
 
 
 def _balanced(text: str, start: int) -> str | None:
-    depth, position = 1, start
-    while position < len(text):
-        character = text[position]
-        if character == "\\":
-            position += 1  # an escaped brace is printed and opens no group
-        elif character == "{":
-            depth += 1
-        elif character == "}":
-            depth -= 1
-            if depth == 0:
-                return text[start:position]
-        position += 1
+    depth = 1
+    for found in _BRACE.finditer(text, start):
+        depth += (found[0] == "{") - (found[0] == "}")
+        if depth == 0:
+            return text[start : found.start()]
     return None

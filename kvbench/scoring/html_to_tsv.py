@@ -3,7 +3,8 @@
 Gives the same scores as `eval_html_to_tsv` and `html_to_tsv_evaluator.py` of princeton-pli/LongProc, but works on plain
 rows instead of data frames. The first row is always the head. Cells are compared by position without case, ASCII
 punctuation, articles and blanks. The order of the rows does not matter. A right row that is repeated counts as right
-each time. A table scores 0 with extraction rate 0 in these cases:
+each time; so `row_dup_rate`, the share of repeated rows, is reported too. A table scores 0 with extraction rate 0 in
+these cases:
 
 - it cannot be parsed, or two of its columns have the same name;
 - it has no row below the head;
@@ -14,12 +15,11 @@ from __future__ import annotations
 
 import csv
 import re
-import string
+
+from kvbench.scoring.words import plain_words
 
 _FENCED = re.compile(r"```tsv([\s\S]*)```")  # greedy: up to the last fence
 _OPEN = "```tsv"
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _EMPTY = "N/A"  # fills every cell of a row with too few or too many cells
 
 Row = tuple[str, ...]
@@ -42,10 +42,7 @@ def score_tsv(prediction: str, reference: str) -> dict[str, float]:
 
 
 def row_dup_rate(prediction: str) -> float:
-    """Return the share of an output's table rows that repeat an earlier row; 0 if the output has no table.
-
-    Precision counts a repeated right row as right each time, so this share is reported beside precision.
-    """
+    """Return the share of an output's table rows that repeat an earlier row; 0 if the output has no table."""
     rows = _rows(_table(prediction))
     return 1 - len(set(rows)) / len(rows) if rows else 0.0
 
@@ -75,11 +72,8 @@ def _rows(table: str) -> list[Row]:
         return []
     if rows and len(rows[-1]) != len(head):  # the output was cut off, or prose follows the table
         rows.pop()
-    return [tuple(map(_plain, row if len(row) == len(head) else [_EMPTY] * len(head))) for row in rows]
-
-
-def _plain(cell: str) -> str:
-    return "".join(_ARTICLES.sub(" ", cell.lower().translate(_PUNCTUATION)).split())
+    full = (row if len(row) == len(head) else [_EMPTY] * len(head) for row in rows)
+    return [tuple("".join(plain_words(cell)) for cell in row) for row in full]
 
 
 def _share(rows: list[Row], among: list[Row]) -> float:

@@ -13,8 +13,6 @@ output outside the box. `lcb` follows ``lcb_runner/evaluation/testing_util.py`` 
 - -4: exception, out of memory or nothing to run; in `lcb` also out of time before the first test
 - -5: the program ended the process (only in `lcb`)
 
-After code -3 a program is run again; as a rule only one such repetition runs at a time (`_alone`).
-
 kvbench has its own checker, because every other known checker runs programs in a process that also holds the expected
 outputs, without isolation.
 """
@@ -35,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.scoring.livecodebench_compare import read_json, same_lines, same_value
-from kvbench.scoring.sandbox import Box, BoxError, Limits, Outcome, Sandbox, inside
+from kvbench.scoring.sandbox import Box, BoxError, Outcome, Sandbox, inside
 
 SECONDS = 6.0  # per test, LiveCodeBench's default
 PACKAGES = ("numpy",)  # programs may import it, as in LiveCodeBench's environment
@@ -57,9 +55,7 @@ _TURN_SECONDS = 120.0  # longest wait for another second try to end; after that,
 class Verdict:
     """The result of running a program on the tests of a problem, up to the first test that fails.
 
-    results: per test True, False (a wrong value) or an error code. If `code` is -5, `results` is (-2,) instead, as in
-    LiveCodeBench, however many tests passed before. seconds: time of the slowest test or, if a test failed, of the
-    failed test.
+    If `code` is -5, `results` is (-2,), as in LiveCodeBench, however many tests passed before.
     """
 
     verdict: str  # pass, wrong_answer, runtime_error, time_limit, memory_limit or output_limit
@@ -102,9 +98,8 @@ def grade(
     *,
     sandbox: Sandbox,
     seconds: float = SECONDS,
-    limits: Limits | None = None,
 ) -> Grades:
-    """Run a program on the tests of a problem; each verdict stops at the first test that fails.
+    """Run a program on the tests of a problem, for each of the two verdicts up to the first failed test.
 
     inputs, outputs: for each test the text of standard input, and the expected output. function: the name of the
     function that the tests call; None if the program reads standard input. If the tests call a function, each input
@@ -121,9 +116,9 @@ def grade(
         bad = Verdict(verdict="runtime_error", code=-4, results=(-4,), detail="the test data are not JSON")
         return Grades(lcb=bad, native=bad)
     try:
-        return _grade(program, problem, sandbox, limits)
+        return _grade(program, problem, sandbox)
     except BoxError:
-        return _grade(program, problem, sandbox, limits)
+        return _grade(program, problem, sandbox)
 
 
 @dataclass(frozen=True)
@@ -133,23 +128,20 @@ class _Problem:
     function: str | None
     seconds: float
 
-    @property
-    def total(self) -> float:
-        return (self.seconds + 1) * len(self.inputs) + 5
-
     @functools.cached_property
     def values(self) -> list[Any]:
         return [read_json(text) for text in self.outputs]
 
     def readable(self) -> bool:
+        if self.function is None:
+            return True
         try:
-            if self.function is not None:
-                for text in self.inputs:
-                    [read_json(line) for line in text.split("\n")]
-                return bool(self.values)
+            for text in self.inputs:
+                for line in text.split("\n"):
+                    read_json(line)
+            return bool(self.values)
         except (ValueError, RecursionError):
             return False
-        return True
 
     def room(self, test: int) -> int:
         """Return how many bytes a program may print on the test with this index.
@@ -165,12 +157,11 @@ class _Problem:
         return same_value(printed, self.outputs[test], self.values[test])
 
 
-def _grade(program: str, problem: _Problem, sandbox: Sandbox, limits: Limits | None) -> Grades:
+def _grade(program: str, problem: _Problem, sandbox: Sandbox) -> Grades:
     packages = [name for name in PACKAGES if re.search(rf"\b{name}\b", program)]
-    options = {"prelude": PRELUDE, "function": problem.function, "preload": packages}
-    with sandbox.box(limits, packages) as box:
-        available = {name for name, _ in box.tier.packages(packages)}
-        options["preload"] = sorted(available)
+    with sandbox.box(packages) as box:
+        preload = [name for name, _ in box.tier.packages(packages)]
+        options = {"prelude": PRELUDE, "function": problem.function, "preload": preload}
         box.load(harness(), program, options | {"native": False})
         lcb = _twice(functools.partial(_as_lcb, box, problem))
         if problem.function is None:
@@ -191,11 +182,8 @@ def harness() -> str:
 
 
 def _as_lcb(box: Box, problem: _Problem) -> Verdict:
-    """Run a program on the tests in one process, as LiveCodeBench's checker does, and return the verdict.
-
-    The first test that fails is the last that is run.
-    """
-    outcome = box.open(seconds=problem.seconds, total=problem.total)
+    """Run a program on the tests in one process, as LiveCodeBench's checker does, and return the verdict."""
+    outcome = box.open(seconds=problem.seconds, total=(problem.seconds + 1) * len(problem.inputs) + 5)
     if (failed := failure(outcome)) is not None:  # the program ended or raised an exception before the first test
         code = -5 if failed[1] == -5 else -4
         return _failed(failed[0], code, [-2 if code == -5 else -4], outcome)
@@ -244,8 +232,8 @@ def _failed(verdict: str, code: int, results: list[bool | int], outcome: Outcome
 def _natively(box: Box, problem: _Problem, run: Callable[[Box, _Problem, int], tuple[Outcome, bytes]]) -> Verdict:
     """Run a program on each test in a new process, as an ordinary program runs, and return the verdict.
 
-    The first test that fails is the last that is run. run: a function that runs the program on the test with a given
-    index. It returns the outcome and the program's output.
+    run: a function that runs the program on the test with a given index. It returns the outcome and the program's
+    output.
     """
     results: list[bool | int] = []
     slowest, peak = 0.0, 0
@@ -299,7 +287,8 @@ def _twice(run: Callable[[], Verdict]) -> Verdict:
 def _alone() -> Iterator[None]:
     """Hold a lock while a second try runs, so that only one process of this user makes a second try at a time.
 
-    After waiting `_TURN_SECONDS` for the lock, or if the lock's file cannot be opened, the block runs without it.
+    After waiting `_TURN_SECONDS` for the lock, or if the lock's file cannot be opened, the ``with`` block runs without
+    the lock.
 
     Does not use the package filelock, because the audit runs graders as a user who can import only the standard
     library.

@@ -12,7 +12,6 @@ import io
 import json
 import pickle
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -35,18 +34,18 @@ class Test:
     __test__ = False
 
 
-def read_tests(data: str, largest: int = LARGEST) -> list[Test]:
+def read_tests(data: str) -> list[Test]:
     """Return the tests in `data`, the content of a problem's column of public or private tests.
 
-    largest: most bytes after unpacking. Raises TestDataError if the data are malformed or too large.
+    Raises TestDataError if the data are malformed or too large.
     """
     try:
         parsed = json.loads(data)
     except ValueError:
-        parsed = _json(unpack(data, largest))
+        parsed = _json(unpack(data))
     except RecursionError:
         raise TestDataError("the question's tests are nested too deeply") from None
-    if not isinstance(parsed, Sequence) or isinstance(parsed, str):
+    if not isinstance(parsed, list):
         raise TestDataError("the question's tests are not a JSON list")
     tests = []
     for entry in parsed:

@@ -8,34 +8,24 @@ package fuzzywuzzy without python-Levenshtein; fuzzywuzzy then computes the same
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import importlib
 import re
-import string
 import sys
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import metadata
 from typing import Any
 
 from kvbench.errors import SetupError
+from kvbench.scoring.words import WITHOUT_MARKS_ZH, plain_words
 
 FIRST_LINE = frozenset({"trec", "triviaqa", "samsum", "lsht"})  # few-shot sets: only an output's first line counts
 CODE_SKIPPED = ("`", "#", "//")  # a line with one of these is a fence or a comment
 PACKAGES = {"rouge": "1.0.1", "jieba": "0.42.1"}
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_PUNCTUATION_ZH = str.maketrans(
-    "",
-    "",
-    string.punctuation
-    + "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』【】"  # no "《": official
-    + "〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏.",
-)
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def score_row(dataset: str, prediction: str, answers: Sequence[str], all_classes: Sequence[str] | None = None) -> float:
@@ -68,7 +58,7 @@ def qa_f1(prediction: str, answer: str) -> float:
 
     Case, ASCII punctuation and articles do not count.
     """
-    return _f1(_words(prediction), _words(answer))
+    return _f1(plain_words(prediction), plain_words(answer))
 
 
 def qa_f1_zh(prediction: str, answer: str) -> float:
@@ -90,24 +80,19 @@ def rouge_l(prediction: str, answer: str) -> float:
     rouge, scores = _package("rouge"), [0.0]
 
     def run() -> None:
-        with contextlib.suppress(ValueError, RecursionError), _recursion_limit(1000):
+        before = sys.getrecursionlimit()
+        sys.setrecursionlimit(1000)
+        try:
             scores[0] = rouge.Rouge(metrics=["rouge-l"]).get_scores([prediction], [answer], avg=True)["rouge-l"]["f"]
+        except (ValueError, RecursionError):
+            pass
+        finally:
+            sys.setrecursionlimit(before)
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
     return float(scores[0])
-
-
-@contextlib.contextmanager
-def _recursion_limit(limit: int) -> Iterator[None]:
-    """Set the interpreter's recursion limit inside the block."""
-    before = sys.getrecursionlimit()
-    sys.setrecursionlimit(limit)
-    try:
-        yield
-    finally:
-        sys.setrecursionlimit(before)
 
 
 def rouge_l_zh(prediction: str, answer: str) -> float:
@@ -183,12 +168,8 @@ def _f1(prediction: Sequence[str], answer: Sequence[str]) -> float:
     return (2 * precision * recall) / (precision + recall)
 
 
-def _words(text: str) -> list[str]:
-    return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
-
-
 def _words_zh(text: str) -> list[str]:
-    words = ("".join(word.lower().translate(_PUNCTUATION_ZH).split()) for word in _cut(text))
+    words = ("".join(word.lower().translate(WITHOUT_MARKS_ZH).split()) for word in _cut(text))
     return [word for word in words if word]
 
 
@@ -211,7 +192,7 @@ def _segmenter() -> Any:
 
 @cache
 def _package(name: str) -> Any:
-    wanted, how = PACKAGES[name], "Install it with 'pip install \"kvbench[longbench]\"'."
+    wanted, how = PACKAGES[name], f"Install {name} {PACKAGES[name]} with 'pip install \"kvbench[longbench]\"'."
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:

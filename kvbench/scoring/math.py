@@ -31,12 +31,12 @@ def score_math(text: str, answer: str, *, thinking: bool | None, integer: bool =
     thinking: whether the model thinks; None: unknown. integer: also compute `int_match`.
     """
     box = last_box(after_thinking(text, thinking))
-    with _count_timeouts() as timeouts:
+    with _noted_timeouts() as timeouts:
         gold = _parse(boxed(answer))
         parsed = _parse(text)
         value = _verify(gold, parsed)
         strict = box is not None and _verify(gold, _parse(boxed(box)))
-    aux = {"no_answer": float(not box), "timeout": float(bool(timeouts))}
+    aux = {"no_answer": float(not box), "timeout": float(timeouts.seen)}
     if integer:
         aux["int_match"] = float(int_match(answer, box))
     extracted = box if box is not None else next((f for f in reversed(parsed) if isinstance(f, str)), None)
@@ -45,7 +45,7 @@ def score_math(text: str, answer: str, *, thinking: bool | None, integer: bool =
         strict=float(strict),
         extracted=extracted and extracted[:LONGEST],
         aux=aux,
-        note="math-verify ran out of time" if timeouts else "",
+        note="math-verify ran out of time" if timeouts.seen else "",
     )
 
 
@@ -91,22 +91,17 @@ def _verify(gold: list[Any], parsed: list[Any]) -> bool:
 
 
 class _Timeouts(logging.Handler):
-    """A log handler that counts math-verify's time-outs, because math-verify only logs them as warnings."""
+    """A log handler that notes math-verify's time-outs, because math-verify only logs them as warnings."""
 
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.count = 0
+    seen = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.count += record.getMessage().startswith("Timeout during")
-
-    def __bool__(self) -> bool:
-        return self.count > 0
+        self.seen = self.seen or record.getMessage().startswith("Timeout during")
 
 
 @contextmanager
-def _count_timeouts() -> Iterator[_Timeouts]:
-    handler = _Timeouts()
+def _noted_timeouts() -> Iterator[_Timeouts]:
+    handler = _Timeouts(logging.WARNING)
     logger = logging.getLogger("math_verify")
     propagated = logger.propagate
     logger.addHandler(handler)

@@ -1,9 +1,9 @@
 """Compute scores in other processes, each under a hard time limit.
 
 A score that exceeds the time limit becomes `Score(value=None, note="timeout: ...")`; if the scoring process dies, the
-note is ``"crashed: ..."``. No other score is affected. `timeouts` and `crashes` of the pool count these scores. Two
-kinds of task are scored in the calling process, without the time limit: a task with `cheap_score` is scored at once, in
-the caller's thread; a task that asks a judge is scored in a pool of threads.
+note is ``"crashed: ..."``. No other score is affected. Two kinds of task are scored in the calling process, without the
+time limit: a task with `cheap_score` is scored at once, in the caller's thread; a task that asks a judge is scored in a
+pool of threads.
 
 Why not a library's pool: `concurrent.futures` cannot kill one hung worker and continue. pebble 5.2 can, but (1) if the
 kernel kills its idle workers to free memory, the pool takes no more work; (2) a hung worker outlives a killed parent;
@@ -43,13 +43,11 @@ _Job = tuple[Future[Score], Task, Doc, Output]
 class ScorePool:
     """Up to `workers` scoring processes, started on demand, and `JUDGES` threads for tasks that ask a judge.
 
-    limit_seconds: wall-clock limit of one score; None: the task's own limit (`Task.patience`). The first score of a
-    process gets `FIRST_SECONDS` more.
+    The wall-clock limit of one score is `Task.patience`; the first score of a process gets `FIRST_SECONDS` more.
     """
 
-    def __init__(self, workers: int = 1, limit_seconds: float | None = None) -> None:
-        self.workers, self.limit_seconds = max(1, workers), limit_seconds
-        self.timeouts = self.crashes = 0
+    def __init__(self, workers: int = 1) -> None:
+        self.workers = workers
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._waiting = 0
@@ -127,12 +125,11 @@ class ScorePool:
             if future.set_running_or_notify_cancel():
                 try:
                     process = process or _Process(self._alive)
-                    score = process.score(task, doc, output, self.limit_seconds or task.patience(doc))
+                    score = process.score(task, doc, output)
                     if process.gone:
                         process = None
                         if self._killed:  # kvbench ended the process, the score did not crash: leave the row unscored
                             return
-                        self._count(score)
                     future.set_result(score)
                 except BaseException as error:
                     if process is not None:
@@ -143,11 +140,6 @@ class ScorePool:
                 self._waiting -= 1
         if process is not None:
             process.close()
-
-    def _count(self, score: Score) -> None:
-        with self._lock:
-            self.timeouts += score.note.startswith("timeout")
-            self.crashes += score.note.startswith("crashed")
 
 
 def _judge(task: Task, doc: Doc, output: Output) -> Score:
@@ -188,10 +180,10 @@ class _Process:
             self.close()
             raise SetupError(f"the scoring process does not start. Run it to see why: {' '.join(command)}.")
 
-    def score(self, task: Task, doc: Doc, output: Output, seconds: float) -> Score:
+    def score(self, task: Task, doc: Doc, output: Output) -> Score:
         module = type(task).__module__
         file = getattr(sys.modules.get(module), "__file__", None)
-        limit = seconds if self._used else seconds + FIRST_SECONDS
+        limit = task.patience(doc) + (0.0 if self._used else FIRST_SECONDS)
         try:
             job = (module, file, pickle.dumps((task, doc, output)), limit + 5)
         except Exception as error:

@@ -65,10 +65,7 @@ def string_match_all(predictions: Sequence[str], references: Sequence[Sequence[s
 
 
 def string_match_part(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Return the share of outputs in which at least one reference occurs, in per cent with two decimals.
-
-    predictions: the outputs. references: for each output the references to find in it.
-    """
+    """Return the share of outputs in which at least one reference occurs, in per cent with two decimals."""
     pairs = zip(predictions, references, strict=True)
     return _percent([float(any(hits_in(text, expected))) for text, expected in pairs])
 

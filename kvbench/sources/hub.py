@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 Kind = Literal["model", "dataset"]
@@ -53,7 +54,7 @@ _named: Collection[str] | None = None  # models and tasks that kvbench may downl
 
 @contextlib.contextmanager
 def only(names: Collection[str] | None) -> Iterator[None]:
-    """While the block runs, let kvbench download only these models and the data of these tasks; None: anything.
+    """Inside this `with` block, let kvbench download only the models and the data of the tasks in `names`; None: all.
 
     This protects users who continue someone else's run. The run's folder may name any model, which kvbench must not
     download unless the user names it too. If `names` is empty, the hub's libraries are also put into offline mode, in
@@ -130,6 +131,14 @@ def may_read(kind: Kind, name: str, file: str, commit: str) -> None:
     except Exception as error:
         if (reason := why(error)) in ("gated", "token"):
             raise HubError(reason, error) from None
+
+
+def kept(kind: Kind, name: str, file: str, revision: str | None) -> Path | None:
+    """Return the path of a repository's file in the local cache of the hub's library; None if it is not there."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, file, repo_type=kind, revision=revision)
+    return Path(found) if isinstance(found, str) else None
 
 
 def hush() -> None:

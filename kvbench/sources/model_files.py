@@ -74,8 +74,7 @@ def combined(files: Mapping[str, str]) -> str:
 
 def tensors(file: BinaryIO) -> tuple[int, list[Span]] | None:
     """Return the offset at which the data of a safetensors file begin, and each tensor's byte range; None if its header
-    is broken.
-    """
+    is broken."""
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     if not 0 < length <= _LONGEST_HEADER:

@@ -36,11 +36,14 @@ def check(name: str, folder: Path) -> None:
 def check_file(path: Path) -> None:
     """Raise SetupError for a safetensors file that has a broken header or is truncated."""
     size = path.stat().st_size
-    expected = _safetensors_size(path)
-    if expected is None or size < expected:
-        sizes = "its header cannot be read"
-        if expected is not None:
-            sizes = f"header says {expected:,} bytes, file has {size:,}"
+    with path.open("rb") as file:
+        layout = model_files.tensors(file)
+    if layout is None:
+        raise SetupError(f"{path.name} is damaged (its header cannot be read). Download it again.")
+    data, spans = layout
+    expected = max((end for _, end in spans), default=data)
+    if size < expected:
+        sizes = f"header says {expected:,} bytes, file has {size:,}"
         raise SetupError(f"{path.name} is damaged ({sizes}). Download it again.")
 
 
@@ -75,15 +78,6 @@ def difference(model: Any, report: Mapping[str, Any]) -> str:
     random = {name for name, _ in model.named_parameters() if not name.endswith(_OF_QUANTISERS)}
     missing = sorted(random & set(report["missing_keys"]))
     return f"the files lack tensors that config.json asks for: {few(missing, 1)}" if missing else ""
-
-
-def _safetensors_size(path: Path) -> int | None:
-    """Return the length in bytes that a safetensors file must have according to its header; None if the header is
-    broken.
-    """
-    with path.open("rb") as file:
-        layout = model_files.tensors(file)
-    return None if layout is None else max((end for _, end in layout[1]), default=layout[0])
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Finds a model and reads its configuration, without torch and without weights.
 
 A name that looks like a path is never sent to the hub. For a hub name, `describe` reads only the local cache; facts
-that the cache lacks are unknown until `located` or `fetched` asks the hub. Two faults raise an error here, before any
-weights are loaded: the model has only pickled weights, or the weights in a local folder are damaged.
+that the cache lacks are unknown until `located` or `fetched` asks the hub. Weights that are missing or only pickled,
+and damaged weights in a local folder, raise an error here, before any weights are loaded.
 """
 
 from __future__ import annotations
@@ -103,9 +103,10 @@ def describe(name: str, revision: str | None = None, *, weights: bool = True) ->
         return _local(name, folder, weights=weights)
     if not hub.is_name(name):
         raise UserError(f"{quote(name)} is neither a folder nor a hub name like 'org/model'.")
-    cached = _cached(name, revision)
-    _refuse_adapter(name, [path.name for path in cached.iterdir()] if cached else [])
-    return ModelInfo(name=name, folder=cached, config=_config(cached / "config.json") if cached else {})
+    if (cached := hub.kept("model", name, "config.json", revision)) is None:
+        return ModelInfo(name=name, folder=None)
+    _refuse_adapter(name, [path.name for path in cached.parent.iterdir()])
+    return ModelInfo(name=name, folder=cached.parent, config=_config(cached))
 
 
 def _local(name: str, folder: Path, *, weights: bool = True) -> ModelInfo:
@@ -119,12 +120,11 @@ def _local(name: str, folder: Path, *, weights: bool = True) -> ModelInfo:
 
 def _refuse_adapter(name: str, files: Iterable[str]) -> None:
     """Raise SetupError for a model with an adapter among its files, because transformers would load the adapter
-    unasked.
-    """
+    unasked."""
     if adapters.CONFIG in files:
         raise SetupError(
-            f"{quote(name)} holds an adapter ({adapters.CONFIG}); give its base model with --model and its folder with "
-            "--adapter."
+            f"{quote(name)} holds an adapter ({adapters.CONFIG}); give the base model with --model and the adapter's "
+            "folder with --adapter."
         )
 
 
@@ -149,8 +149,7 @@ def located(name: str, revision: str | None = None) -> ModelInfo:
 
 def fetched(name: str, revision: str | None = None) -> ModelInfo:
     """Return the facts about a model as `located` does. Raises SetupError also for a model that needs code from its
-    repository.
-    """
+    repository."""
     info = located(name, revision)
     if info.config.get("auto_map"):
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
@@ -162,8 +161,8 @@ def fetched(name: str, revision: str | None = None) -> ModelInfo:
 
 @contextlib.contextmanager
 def reading(name: str, where: str) -> Iterator[None]:
-    """While the block reads a model, turn an exception of transformers into a SetupError of one line. where: the folder
-    or hub name that transformers reads.
+    """Turn an exception of transformers inside the `with` block, which reads a model, into a SetupError of one line.
+    where: the folder or hub name that transformers reads.
 
     Exceptions for failures of the machine, such as too little memory, are not changed.
     """
@@ -202,8 +201,7 @@ def _asked(info: ModelInfo, revision: str | None) -> ModelInfo:
 
 def _check_files(name: str, files: tuple[str, ...]) -> None:
     """Raise SetupError unless the list of a hub model's files has a config.json and safetensors weights, and no
-    adapter.
-    """
+    adapter."""
     _refuse_adapter(name, files)
     if "config.json" not in files:
         raise SetupError(f"{quote(name)} has no config.json on the hub; it is not a model of transformers.")
@@ -215,8 +213,7 @@ def _check_files(name: str, files: tuple[str, ...]) -> None:
 @dataclass(frozen=True, slots=True)
 class State:
     """Identifies the content of a model. `revision`: the hub's commit or, for a local folder, one hash over its files.
-    `files`: {file name: hash}; empty for a hub model.
-    """
+    `files`: {file name: hash}; empty for a hub model."""
 
     revision: str | None
     files: Mapping[str, str] = field(default_factory=dict)
@@ -238,14 +235,6 @@ def state(info: ModelInfo) -> State:
 def revision(info: ModelInfo) -> str | None:
     """Return the commit of a hub model, None if it is unknown; for a local folder, one hash over its files."""
     return state(info).revision
-
-
-def _cached(name: str, revision: str | None) -> Path | None:
-    """Return the folder of a hub model in the local cache, or None if its config.json is not cached."""
-    from huggingface_hub import try_to_load_from_cache
-
-    cached = try_to_load_from_cache(name, "config.json", revision=revision)
-    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def _config(path: Path) -> dict[str, Any]:

@@ -15,8 +15,7 @@ _ENTRIES = re.compile(r"(\d+)(K?)\b")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
     """A number as a paper prints it. `notes`: further facts on its source, the hardware, and what the paper does not
-    state.
-    """
+    state."""
 
     paper: str
     table_or_figure: str

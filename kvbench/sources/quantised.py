@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,8 +83,7 @@ def form_of(config: Mapping[str, Any]) -> Form | None:
 
 def silence_bitsandbytes() -> None:
     """Silence a line that bitsandbytes logs on import: advice to install a package whose CPU code comes from the
-    hub.
-    """
+    hub."""
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
@@ -116,13 +116,8 @@ def stored_bytes(folder: Path, element: int) -> StoredBytes | None:
 
 
 def _bytes(kind: str, shape: list[int], element: int) -> int:
-    """Return the bytes that a tensor takes in memory.
-
-    kind: the number type in the file. element: bytes that each number of an unquantised matrix takes in memory.
-    """
-    count = 1
-    for size in shape:
-        count *= size
+    """Return a tensor's bytes in memory. kind: the number type in the file. element: as for `stored_bytes`."""
+    count = math.prod(shape)
     if kind in PLAIN:
         return count * (element if len(shape) > 1 else PLAIN[kind])
     return count * max(1, int("".join(c for c in kind.partition("_")[0] if c.isdigit()) or 8) // 8)

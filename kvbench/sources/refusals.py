@@ -85,8 +85,7 @@ BOTH_WAYS = frozenset({"gemma3", "gemma4", "gemma4_unified", "paligemma"})
 
 def check_images_of(config: Mapping[str, Any], name: str = "") -> None:
     """Raise UserError unless the engine supports images with this model. config: the content of config.json; name: the
-    model's name.
-    """
+    model's name."""
     kind = str(config.get("model_type", ""))
     what = f"model {quote(name)} (model type {quote(kind)})" if name else f"model type {quote(kind)}"
     if kind in WITH_IMAGES:

@@ -27,7 +27,7 @@ def read_tokenizer(where: str, revision: str | None = None) -> Any:
 
 
 def _splitting(tokenizer: Any) -> str:
-    """Return how a tokenizer splits text into words, as text; "" if it is not one of the library tokenizers."""
+    """Return how a tokenizer splits text into words, as text; "" for a tokenizer outside the library `tokenizers`."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return "" if backend is None else repr(backend.pre_tokenizer)
 

@@ -12,8 +12,7 @@ from kvbench.store.strict_json import lenient
 
 def check(tokens: int | None, embeddings: int | None) -> None:
     """Raise SetupError if there are more tokens than embeddings. None stands for an unknown number; nothing is checked
-    then.
-    """
+    then."""
     if tokens is not None and embeddings is not None and tokens > embeddings:
         raise SetupError(
             f"the tokenizer has {tokens} tokens and the model {embeddings} embeddings; they do not belong together. "
@@ -61,21 +60,20 @@ def end_ids(owners: Iterable[Any]) -> frozenset[int]:
 def check_folder(folder: Path, config: Mapping[str, Any]) -> None:
     """Check that a model folder's tokenizer.json has no more tokens than its config.json has embeddings (vocab_size).
     As in `check_tokenizer`, special tokens are accepted. Raises SetupError. If one of the files does not state its
-    number, nothing is checked.
-    """
+    number, nothing is checked."""
     size = (config.get("text_config") or config).get("vocab_size")
     if type(size) is int:
         check(tokens(folder, size), size)
 
 
-def tokens(folder: Path, size: int | None = None) -> int | None:
-    """Return the number of tokens in a folder's tokenizer.json; None if it cannot be read. size: if given, special
-    tokens with ids from this number on do not count."""
+def tokens(folder: Path, size: int) -> int | None:
+    """Return the number of tokens in a folder's tokenizer.json; None if it cannot be read. Special tokens with ids from
+    `size` on do not count."""
     try:
         content = lenient((folder / "tokenizer.json").read_bytes())
         known, added = content["model"]["vocab"], content.get("added_tokens") or []
         names = set(known) if isinstance(known, dict) else {piece for piece, _ in known}
-        extra = {token["content"] for token in added if size is not None and token["special"] and token["id"] >= size}
+        extra = {token["content"] for token in added if token["special"] and token["id"] >= size}
         return len((names | {token["content"] for token in added}) - extra)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # transformers reports a broken file itself
         return None

@@ -28,8 +28,6 @@ _USUAL = {"judge_key_env": "OPENAI_API_KEY", "judge_mode": "single"}
 def used(info: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run that the user must give again to continue it. info: the content of run.json.
 
-    Each of these settings runs code, contacts a server, or makes lm-eval load data from the hub.
-
     The user gives a setting by a flag or an environment variable. All settings but `task` may also stand in the
     configuration file. `unsafe_run_code` is never returned: without this setting, a continued run executes
     model-written programs in a sandbox or not at all.
@@ -54,8 +52,7 @@ def names_no_judge(judge: str | None) -> bool:
 
 def resume_command(run_dir: Path) -> str:
     """Return the command that continues a run. The command repeats the settings that the user must give again (`used`),
-    unless the run's record cannot be read.
-    """
+    unless the run's record cannot be read."""
     try:
         again = used(manifest.read(run_dir))
     except KVBenchError:  # the folder or its disk is gone; the rest of the command is still right

@@ -54,7 +54,7 @@ class Decisions:
 def write(folder: Path, rows: Sequence[Decisions]) -> Path:
     """Write decisions.parquet into a run's folder; an older file is replaced. Return its path.
 
-    Raises UserError for more than MOST bytes, SetupError if the file cannot be written.
+    Raises UserError if the lists have more than MOST bytes as JSON text, SetupError if the file cannot be written.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -106,8 +106,7 @@ def read(folder: Path) -> Iterator[Decisions]:
 
 def _check_size(table: Any) -> None:
     """Raise ValueError if the lists of the whole file take more than MOST bytes. A list that the file stores once for
-    several lines counts once per line.
-    """
+    several lines counts once per line."""
     import pyarrow.compute as pc
 
     size = 0
@@ -128,8 +127,7 @@ def _schema() -> Any:
 
 def _row(row: dict[str, Any], parsed: Callable[[str], Any]) -> Decisions:
     """Return the decisions in one line of the file. parsed: a function that parses a list stored as JSON. Raises
-    ValueError if the line's lists contradict each other.
-    """
+    ValueError if the line's lists contradict each other."""
     lists = {name: parsed(row[name]) for name in _LISTS}
     tokens, seen, dropped = lists.values()
     if not (_all(tokens, str) and _all(seen, int) and _all(dropped, int) and len(tokens) == len(dropped)):

@@ -1,15 +1,7 @@
 """Reads and writes the files of a run's folder safely.
 
-- `replacing` writes a temporary file in the target's folder, and renames it to the target once it is on disk. After a
-  kill or a power cut the target is therefore the complete old file, the complete new file, or absent. If the target is
-  a link, the link is replaced, and the file behind the link stays unchanged.
-- `open_plain` and `read_plain` open regular files only, because a folder from someone else may hold a link to a file
-  outside the folder, or a pipe that never ends.
-- `own_folder` checks that a folder is not a link.
-- `probe` writes a file to find out whether a folder is writable, because mode bits mean nothing to root or on a
-  read-only mount.
-
-These functions cannot help against a disk that loses data after fsync.
+Only regular files and folders are opened, because a folder from someone else may hold a link to a file outside the
+folder, or a pipe that never ends. These functions cannot help against a disk that loses data after fsync.
 """
 
 from __future__ import annotations
@@ -52,8 +44,7 @@ _LEFTOVER = re.compile(r"\.[\w.]+\.\d+-[0-9a-f]{8}\.tmp")
 
 def crash_point(name: str) -> None:
     """Do nothing. A call marks a moment at which a crash must be harmless; tests replace this function to kill the
-    process there.
-    """
+    process there."""
 
 
 def reason(error: OSError) -> str:
@@ -66,11 +57,16 @@ def remedy(error: OSError) -> str:
     return next((text for text, numbers in _REMEDIES.items() if error.errno in numbers), "check the disk")
 
 
+def unwritable(folder: Path, error: OSError) -> SetupError:
+    """Return the error of a command that ends before any work, because it cannot write in a folder."""
+    return SetupError(f"cannot write in {quote(folder)} ({reason(error)}). Nothing was run. Fix: {remedy(error)}.")
+
+
 def cure(error: OSError, damaged: str) -> str:
     """Return the sentence that tells the user what to do about a file that cannot be read.
 
-    damaged: the sentence for a damaged file. It is returned for every error but one: if kvbench lacks the permission to
-    read the file, the sentence is about permissions.
+    damaged: the sentence for a damaged file. The function returns it, except if kvbench lacks the permission to read
+    the file.
     """
     return "Check its permissions." if isinstance(error, PermissionError) else damaged
 
@@ -140,8 +136,12 @@ def _must_be(path: Path, status: os.stat_result, wanted: int) -> None:
 
 @contextmanager
 def replacing(target: Path) -> Iterator[BinaryIO]:
-    """Yield a new file, open for writing and reading. At the end of the block the file replaces `target`; if the block
-    raises, the file is deleted."""
+    """Yield a new file, open for writing and reading. When the `with` statement ends, the file replaces `target`; after
+    an exception, it is deleted instead.
+
+    After a kill or a power cut, `target` is the complete old file, the complete new file, or absent. If it is a link,
+    the link is replaced, and the file behind the link stays unchanged.
+    """
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
     try:
         with open(temporary, "x+b") as file:
@@ -171,6 +171,7 @@ def is_leftover(name: str) -> bool:
 
 
 def probe(folder: Path) -> None:
-    """Write a small temporary file in `folder`. Raises OSError if the file cannot be written."""
+    """Write a temporary file into `folder` as a test; mode bits mean nothing to root or on a read-only mount. Raises
+    OSError if the folder is not writable."""
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(b"kvbench")

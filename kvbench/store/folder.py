@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvbench.errors import NEW_RUN, SetupError, UserError, bare, quote
+from kvbench.errors import NEW_RUN, UserError, bare, joined, quote
 from kvbench.store import manifest, tables
-from kvbench.store.files import is_leftover, probe, reason, remedy, remove_leftovers, sync_folder
+from kvbench.store.files import is_leftover, probe, reason, remove_leftovers, sync_folder, unwritable
 from kvbench.store.journal import Journal
 from kvbench.store.lock import RunLock
 from kvbench.store.names import check_run_name
@@ -30,10 +30,8 @@ class RunFolder:
     def __init__(self, path: Path, lock: RunLock, notices: list[str], info: dict[str, Any]) -> None:
         self.path, self.name = path, path.name
         self.notices, self.info = notices, info
-        self.config: dict[str, Any] = info["config"]
         self.planned: int | None = info.get("planned")
         self._lock = lock
-        self._reported: set[str] = set()
         self._done_before: int | None = None
         self._content: JournalContent | None = None
 
@@ -53,8 +51,8 @@ class RunFolder:
     ) -> RunFolder:
         """Make a new run, or continue the run of that name if its configuration equals `config`.
 
-        anew: if the run has no rows, replace its record. This continues a run whose model could not be loaded, after
-        the model was repaired.
+        anew: if the run has no rows, replace its record. If a run ended because its model could not be loaded, it can
+        thus begin again with the repaired model.
 
         environment: the record of versions, devices and inputs, in JSON types. planned: how many rows the run will
         have. take_over: take the lock also if this host cannot tell whether the lock's owner still runs.
@@ -69,7 +67,7 @@ class RunFolder:
             sync_folder(path.parent)
             probe(path)
         except OSError as error:
-            raise _unwritable(path, error) from error
+            raise unwritable(path, error) from error
         lock = RunLock(path / LOCK, name)
         notices = lock.acquire(take_over=take_over)
         try:
@@ -102,25 +100,17 @@ class RunFolder:
 
     def forget(self) -> None:
         """Free the memory of the journal's content, some kilobytes per row. The next call of `content` reads the whole
-        journal again.
-        """
+        journal again."""
         self._content = None
 
     def done_keys(self) -> set[str]:
         """Return the keys of the rows that need not be generated again. Also adds the journal's notices, such as those
-        about dropped records, to `self.notices`, each once.
-        """
+        about dropped records, to `self.notices`, each once."""
         state = self.content()
-        self.notices += [n for n in state.notices if n not in self._reported]
-        self._reported.update(state.notices)
+        self.notices += [n for n in state.notices if n not in self.notices]
         done = state.done
         self._done_before = len(done)
         return done
-
-    def final_rows(self) -> dict[str, str]:
-        """Return {row key: status} of the rows that no further attempt can answer."""
-        entries = self.content().entries
-        return {key: str(entry.row["status"]) for key, entry in entries.items() if entry.final}
 
     def journal(self) -> Journal:
         """Return a journal that writes to a new segment, a file that only this process writes."""
@@ -153,7 +143,7 @@ def check_out(out: str | Path) -> Path:
             sync_folder(path.parent)
         probe(path)
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise unwritable(path, error) from error
     return path
 
 
@@ -166,14 +156,15 @@ def check_writable(out: str | Path) -> None:
     try:
         probe(path)
     except OSError as error:
-        raise _unwritable(Path(out), error) from error
+        raise unwritable(Path(out), error) from error
 
 
 def check_same(out: str | Path, name: str, config: Mapping[str, Any]) -> None:
     """Check that the run `name` can be started or continued with this configuration.
 
-    Raises UserError if the run's folder holds a run with another configuration, or files but no run, or if its run.json
-    was changed by hand or has another format. Raises SetupError if its run.json cannot be read.
+    Raises UserError in these cases: the run's path is a file or a broken link; the folder holds a run with another
+    configuration, or files but no run; its run.json was changed by hand or has another format. Raises SetupError if its
+    run.json is damaged or cannot be read.
     """
     path = Path(out) / name
     _check_ours(path)
@@ -195,16 +186,13 @@ def _there(out: str | Path) -> Path:
             if part.is_symlink():
                 raise UserError(f"--out {quote(out)} leads through a broken link; give a folder.") from None
         except (OSError, ValueError) as error:
-            raise UserError(f"--out {quote(out)} cannot be used ({_why(error)}); give another folder.") from None
+            why = reason(error) if isinstance(error, OSError) else str(error)
+            raise UserError(f"--out {quote(out)} cannot be used ({why}); give another folder.") from None
         else:
             if not stat.S_ISDIR(kind):
                 raise UserError(f"--out {quote(part)} is a file; give a folder.")
             return part
     return Path()
-
-
-def _why(error: OSError | ValueError) -> str:
-    return reason(error) if isinstance(error, OSError) else str(error)
 
 
 def existing(out: str | Path, name: str) -> Path:
@@ -237,15 +225,10 @@ def list_runs(out: str | Path) -> list[str]:
         return []
 
 
-def _unwritable(path: Path, error: OSError) -> SetupError:
-    return SetupError(f"cannot write in {quote(path)} ({reason(error)}). Nothing was run. Fix: {remedy(error)}.")
-
-
 def _check_ours(path: Path) -> None:
     """Raise UserError if a run cannot use this path: it is a file or a broken link, or a folder with files but no run.
     A folder with only a lock file and kvbench's temporary files is accepted, because a run that is killed before it
-    writes run.json leaves them.
-    """
+    writes run.json leaves them."""
     if path.is_symlink() and not path.exists():
         raise UserError(f"{quote(path)} is a broken link. Give another --run-name.")
     if path.exists() and not path.is_dir():
@@ -267,7 +250,7 @@ def _check_config(path: Path, differing: manifest.Differences) -> None:
         ((name, run, this),) = changes
         listed = f"{name} {run}; you asked for {this}"
     else:
-        listed = "other settings: " + ", ".join(f"{name} {run} -> {this}" for name, run, this in changes[:4])
+        listed = "other settings: " + "; ".join(f"{name} {run}, now {this}" for name, run, this in changes[:4])
         listed += f" ({len(changes) - 4} more differ)" if len(changes) > 4 else ""
     raise UserError(f"{quote(path)} holds a run with {listed}. Give another --run-name.")
 
@@ -283,15 +266,11 @@ def check_versions(name: str, info: Mapping[str, Any], environment: Mapping[str,
     if not changed:
         return []
     packages = sorted(changed)
-    run = _listed([f"{n.removesuffix('_version')} {bare(changed[n][0])}" for n in packages])
-    this = _listed([bare(changed[n][1]) for n in packages])
+    run = joined([f"{n.removesuffix('_version')} {bare(changed[n][0])}" for n in packages], "and")
+    this = joined([bare(changed[n][1]) for n in packages], "and")
     text = f"run '{name}' was made with {run}; installed: {this}."
     if not allowed:
         raise UserError(
             f"{text} Rows of different versions may not be comparable: give --allow-version-change, or {NEW_RUN}."
         )
     return [f"{text} Every row states its versions."]
-
-
-def _listed(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

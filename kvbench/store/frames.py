@@ -21,8 +21,7 @@ TEXT_NAMES = ("row_key", "prompt", "output", "turns")  # turns: a JSON list of a
 
 def rows_schema(names: Collection[str] = NAMES) -> pa.Schema:
     """Return the schema of rows.parquet, limited to the columns in `names`. The metadata of each field states its
-    unit and its meaning.
-    """
+    unit and its meaning."""
     import pyarrow as pa
 
     types = {
@@ -78,8 +77,7 @@ def to_frame(table: pa.Table) -> pd.DataFrame:
 
 def columns_as_lists(frame: pd.DataFrame, names: Sequence[str] = NAMES) -> dict[str, list[Any]]:
     """Return columns of a frame as lists of Python values. A missing value becomes None, and a missing column becomes a
-    list of None. Frames with equal values give equal lists, even if the types of their columns differ.
-    """
+    list of None. Frames with equal values give equal lists, even if the types of their columns differ."""
     kinds = {c.name: c.kind for c in COLUMNS}
     dtypes = {"int32": "Int64", "int64": "Int64", "float64": "Float64", "bool": "boolean"}
     lists: dict[str, list[Any]] = {}

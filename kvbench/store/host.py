@@ -42,8 +42,7 @@ def start_ticks(pid: int) -> int | None:
 
 def is_alive(pid: int, ticks: int | None) -> bool:
     """Return whether a process of this machine still runs. `ticks`: its start time in clock ticks; None: accept any
-    process with this id. Without /proc, `ticks` is ignored.
-    """
+    process with this id. Without /proc, `ticks` is ignored."""
     if Path("/proc/self/stat").exists():
         now = start_ticks(pid)
         return now is not None and (ticks is None or now == ticks)

@@ -1,7 +1,6 @@
 """Computes the keys of rows and the hashes of the parts of run.json, both as SHA-256 over canonical JSON.
 
-`row_key` names a planned sample before it is generated, so that a resumed run knows which samples are missing. `digest`
-detects an edited run.json, but does not protect against an attacker who recomputes the hash.
+`row_key` names a planned sample before it is generated, so that a resumed run knows which samples are missing.
 """
 
 from __future__ import annotations

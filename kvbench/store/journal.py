@@ -90,8 +90,7 @@ class Journal:
 
     def copy(self, key: str, record: bytes) -> list[str]:
         """Write a record of another journal unchanged; return keys and raise SetupError as `append` does. key: the key
-        of the record's row.
-        """
+        of the record's row."""
         if self.failed or os.getpid() != self._pid:
             raise RuntimeError("this journal has failed or was closed, or belongs to another process")
         self._write(record)
@@ -113,8 +112,7 @@ class Journal:
 
     def flush(self) -> list[str]:
         """Wait until all written rows are safe on disk. Return their keys, without the keys that an earlier call
-        returned.
-        """
+        returned."""
         saved = self._collect(None)
         if self._waiting:
             self._begin()
@@ -150,8 +148,7 @@ class Journal:
 
     def _collect(self, patience: float | None) -> list[str]:
         """Wait up to `patience` seconds for the commit under way (None: without limit). Return the keys of its rows if
-        it has ended, otherwise [].
-        """
+        it has ended, otherwise []."""
         if self._commit is None:
             return []
         try:
@@ -219,22 +216,20 @@ class Journal:
             self.failed = True
             count = self._count(f", {_are(self._unsaved())} not")
             raise SetupError(
-                f"{quote(self.run_dir)} was moved or deleted during the run{count}. "
+                f"{quote(self.run_dir)} or its journal was moved or deleted during the run{count}. "
                 f"Put it back, then continue with {resume_command(self.run_dir)}."
             )
 
     def _count(self, rest: str = "") -> str:
         """Return a clause for a message that states how many rows are saved, or "" if the number is unknown. rest:
-        words to add to the clause.
-        """
+        words to add to the clause."""
         return "" if self._rows_before is None else f": {_are(self._rows_before + self.saved)} saved{rest}"
 
     def _fail(self, error: OSError) -> NoReturn:
         self.failed = True
-        advice = remedy(error)
         raise SetupError(
             f"cannot write in {quote(self.run_dir)} ({reason(error)}){self._count()}. "
-            f"{advice[:1].upper()}{advice[1:]}, then continue with {resume_command(self.run_dir)}."
+            f"{remedy(error).capitalize()}, then continue with {resume_command(self.run_dir)}."
         ) from error
 
 

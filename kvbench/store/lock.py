@@ -2,10 +2,10 @@
 
 The owner of the lock is a process. While it lives, it holds flock on the lock file. It also writes a record into the
 file: its host, process id and start time. Some network disks keep the flock of a dead owner, or have no flock; the
-record is therefore checked, too. If the record names this host and its current boot, process id and start time tell
-whether the owner still lives. The lock of any other owner is taken over only with ``--take-over``: a record with this
-host's name and another boot may also come from another host of the same name. Without flock, the lock is the existence
-of the file, which only one process can create.
+record is therefore checked, too. If the record names this host and its current boot, then the process id and the start
+time tell whether the owner still lives. The lock of any other owner is taken over only with ``--take-over``: a record
+with this host's name and another boot may also come from another host of the same name. Without flock, the lock is the
+existence of the file, which only one process can create.
 
 If two processes hold the lock nevertheless, rows are generated twice and no row is damaged, because each process writes
 its own journal segment.
@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kvbench.console import signals
-from kvbench.errors import NEW_RUN, RunInUseError, SetupError, bare, quote
+from kvbench.errors import NEW_RUN, RunInUseError, SetupError, bare, counted, quote
 from kvbench.store.files import open_plain, reason, remedy
 from kvbench.store.host import boot_id, host_name, is_alive, start_ticks
 from kvbench.store.strict_json import document
@@ -52,9 +52,6 @@ class Owner:
     pid: int
     ticks: int | None
     since: float  # seconds since 1970
-
-    def is_here(self, me: Owner) -> bool:
-        return (self.host, self.boot) == (me.host, me.boot)
 
     def __str__(self) -> str:
         return f"process {self.pid} on host {bare(self.host)}"
@@ -89,8 +86,7 @@ class RunLock:
 
     def release(self) -> None:
         """Remove the lock file and release the lock. Does nothing in a forked child, or if this object does not hold
-        the lock.
-        """
+        the lock."""
         with signals.shield():
             if self._fd >= 0 and os.getpid() == self.me.pid:
                 if _is_at(self._fd, self.path):
@@ -114,7 +110,8 @@ class RunLock:
                     if not has_flock:  # if two processes take over, the one that creates the new file gets the lock
                         self.path.unlink(missing_ok=True)
                         continue
-                self._claim(fd)
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, json.dumps(asdict(self.me)).encode(), 0)
                 self._fd, fd = fd, -1
             finally:
                 if fd >= 0:
@@ -141,8 +138,7 @@ class RunLock:
 
     def _flock(self, fd: int) -> bool:
         """Take flock on the lock file; return False if the file system has no flock. Raises RunInUseError if another
-        process holds the flock.
-        """
+        process holds the flock."""
         if fcntl is None:
             return False
         try:
@@ -158,9 +154,8 @@ class RunLock:
     def _take_over(self, owner: Owner | None, asked: bool) -> str:
         """Decide whether the lock of `owner` may be taken over, and return the warning to print. owner: None if the
         lock file has no record. asked: whether the user gave --take-over. Raises RunInUseError if the lock must not be
-        taken over.
-        """
-        if owner is not None and owner.is_here(self.me):
+        taken over."""
+        if owner is not None and (owner.host, owner.boot) == (self.me.host, self.me.boot):
             if is_alive(owner.pid, owner.ticks):
                 raise self._in_use(owner)
             return f"taking over run '{self.run}': process {owner.pid} on this host has ended."
@@ -175,10 +170,6 @@ class RunLock:
     def _in_use(self, owner: Owner | None) -> RunInUseError:
         who = "another process" if owner is None else f"{owner} since {_clock(owner.since)}"
         return RunInUseError(f"run '{self.run}' is in use by {who}. Wait for it to end, or {NEW_RUN}.")
-
-    def _claim(self, fd: int) -> None:
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps(asdict(self.me)).encode(), 0)
 
 
 def _read(fd: int) -> Owner | None:
@@ -203,8 +194,7 @@ def _age(since: float) -> str:
     seconds = max(0.0, time.time() - since)
     for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if seconds >= length:
-            count = int(seconds // length)
-            return f"{count} {unit}{'s' if count > 1 else ''}"
+            return counted(int(seconds // length), unit)
     return "less than a minute"
 
 

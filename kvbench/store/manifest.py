@@ -7,8 +7,7 @@ because rows of two settings must not mix. The hashes reveal mistakes, not malic
 reason for kvbench to import a module or to contact a server (docs/security.md).
 
 Settings are stored as the user gave them, but without secrets. A run can therefore be continued with the stored
-settings. If two configurations differ in secrets only, kvbench takes them for equal. Parts that are only shown, such as
-the command, are redacted: secrets and the user's name in paths are hidden.
+settings. If two configurations differ in secrets only, kvbench takes them for equal.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any
 
 from kvbench.console.redact import hide_keys, hide_secrets, redact_argv, redact_config
 from kvbench.errors import NEW_RUN, SetupError, UserError, bare, quote
-from kvbench.store.files import read_plain, reason, remedy, replacing
+from kvbench.store.files import read_plain, reason, replacing, unwritable
 from kvbench.store.identity import digest
 from kvbench.store.schema import FORMAT
 from kvbench.store.shape import why_not
@@ -30,7 +29,7 @@ from kvbench.store.strict_json import document
 NAME = "run.json"
 VERSIONS = ("kvbench_version", "torch_version", "transformers_version")
 # These parts of the environment are stored as the user gave them, because kvbench uses, compares or shows them in full
-# later. All other parts are redacted.
+# later. All other parts are redacted, as is the command: secrets and the user's name in paths are hidden.
 AS_GIVEN = (
     *("data", "data_variable", "data_revision", "plugin", "judge", "judge_model", "judge_key_env"),
     *("model_files", "methods", "method_files"),
@@ -64,9 +63,7 @@ def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def surroundings(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the environment in JSON types, without secrets. The user's name in paths is hidden too, except in the
-    parts that `AS_GIVEN` names.
-    """
+    """Return the environment in JSON types, redacted except for the parts in `AS_GIVEN`, which lose only secrets."""
     return as_json(redact_config(environment)) | plain({k: v for k, v in environment.items() if k in AS_GIVEN})
 
 
@@ -86,8 +83,7 @@ def write(run_dir: Path, manifest: Mapping[str, Any]) -> None:
         with replacing(run_dir / NAME) as file:
             file.write(json.dumps(manifest, indent=2).encode() + b"\n")
     except OSError as error:
-        why = f"cannot write in {quote(run_dir)} ({reason(error)})"
-        raise SetupError(f"{why}. Nothing was run. Fix: {remedy(error)}.") from error
+        raise unwritable(run_dir, error) from error
 
 
 def read(run_dir: Path) -> dict[str, Any]:
@@ -120,8 +116,7 @@ def _damaged(path: Path, why: str = "") -> SetupError:
 
 def _check_hashes(path: Path, content: dict[str, Any]) -> None:
     """Raise UserError if run.json was edited. The error names the edited part if the hashes show it."""
-    now = _hashes({part: value for part, value in content.items() if part not in ("hash", "hashes")})
-    stated = content["hashes"]
+    now, stated = _hashes(content), content["hashes"]
     parts = sorted({*now["hashes"], *stated})
     edited = [quote(part) for part in parts if now["hashes"].get(part) != stated.get(part)]
     if edited:
@@ -135,8 +130,7 @@ def _check_hashes(path: Path, content: dict[str, Any]) -> None:
 
 def compare(info: Mapping[str, Any], config: Mapping[str, Any]) -> Differences:
     """Return the settings in which `config` differs from a run's configuration. info: the content of the run's
-    run.json.
-    """
+    run.json."""
     # `plain` hides secrets in the stored settings again: a value that is a secret now need not have been one then.
     return differences(plain(info["config"]), plain(config))
 
@@ -152,8 +146,7 @@ def check_format(file: str, format: object) -> None:
 
 def differences(run: Mapping[str, Any], other: Mapping[str, Any]) -> Differences:
     """Return the settings in which `run` and `other` differ. The name of a nested setting is dotted. A setting that is
-    None or an empty object equals a missing setting.
-    """
+    None or an empty object equals a missing setting."""
     ours, theirs = _flat(run), _flat(other)
     return {n: (ours.get(n), theirs.get(n)) for n in {**ours, **theirs} if ours.get(n) != theirs.get(n)}
 

@@ -16,8 +16,7 @@ _RESERVED = re.compile(r"(?:CON|PRN|AUX|NUL|COM[0-9]|LPT[0-9])(?:\..*)?", re.IGN
 
 def check_run_name(name: str, option: str = "--run-name") -> str:
     """Return the name if it is valid. Raises UserError for an invalid name. option: the flag with which the user gave
-    the name, for the message.
-    """
+    the name, for the message."""
     for position, character in enumerate(name):
         if ord(character) < 32 or 127 <= ord(character) < 160:
             code = f"U+{ord(character):04X}"

@@ -1,13 +1,7 @@
 """Reads kvbench's tables from parquet files of any origin.
 
-A file is refused, with a message of one line, for one of these reasons:
-
-- kvbench did not write it.
-- It is damaged.
-- Its footer, which is checked before any page is read, claims more rows or bytes than the file's size allows.
-- A column is missing, or cannot be converted to its type.
-
-Columns in `ADDED` may be missing, because older tables lack them; they read as null.
+A file that `decode` cannot trust is refused with a message of one line. Columns in `ADDED` may be missing, because
+older tables lack them; they read as null.
 """
 
 from __future__ import annotations
@@ -50,7 +44,9 @@ def decode(name: str, file: BinaryIO, schema: pa.Schema, required: Sequence[str]
             manifest.check_format(name, int(metadata[FORMAT_KEY.encode()]))
             _check_columns(parquet.schema_arrow, schema)
             _check_size(parquet.metadata, schema.names, os.fstat(file.fileno()).st_size, row_bytes)
-            texts = _repeated(parquet.schema_arrow, schema)
+            # In dictionary encoding, Arrow keeps a repeated text only once: a small file stays small in memory.
+            stored = parquet.schema_arrow.names
+            texts = [field.name for field in schema if field.name in stored and pa.types.is_dictionary(field.type)]
         with pq.ParquetFile(file, metadata=parquet.metadata, read_dictionary=texts, **options) as parquet:
             table = parquet.read(columns=schema.names)
             table.validate(full=True)
@@ -68,10 +64,7 @@ def decode(name: str, file: BinaryIO, schema: pa.Schema, required: Sequence[str]
 
 
 def _check_columns(stored: pa.Schema, schema: pa.Schema) -> None:
-    """Raise Damaged if a column of `schema` is missing, duplicated or nested.
-
-    The columns in `ADDED`, which older tables lack, may be missing.
-    """
+    """Raise Damaged if a column of `schema` is duplicated, nested, or missing and not in `ADDED`."""
     import pyarrow as pa
 
     for name in schema.names:
@@ -85,17 +78,9 @@ def _check_columns(stored: pa.Schema, schema: pa.Schema) -> None:
             raise Damaged(f"column {name} has the nested type {bare(stored.field(name).type)}")
 
 
-def _repeated(stored: pa.Schema, schema: pa.Schema) -> list[str]:
-    """Return the names of the stored columns that must be read in dictionary encoding. With this encoding, Arrow keeps
-    a repeated value only once, so that the table of a small file stays small in memory.
-    """
-    import pyarrow as pa
-
-    return [field.name for field in schema if field.name in stored.names and pa.types.is_dictionary(field.type)]
-
-
 def _check_size(footer: pq.FileMetaData, names: Sequence[str], size: int, row_bytes: int) -> None:
-    """Raise Damaged if the footer claims more than the file can hold. size: the file's size in bytes.
+    """Raise Damaged if the footer, checked before any page is read, claims more than the file can hold. size: the
+    file's size in bytes.
 
     The limit for rows is one per byte of the file: no two rows of a table are equal, so every row takes space. The
     limit for the unpacked bytes of the columns `names` is `_BYTES` plus `row_bytes` per row.

@@ -60,8 +60,7 @@ class Snapshot:
     @property
     def unfinished(self) -> bool:
         """Whether some planned rows are not saved yet (see `saved`) and a further attempt may save them; False if the
-        planned number is unknown.
-        """
+        planned number is unknown."""
         return self.planned is not None and self.saved + self.final < self.planned
 
     @property
@@ -98,7 +97,7 @@ def _planned(info: Mapping[str, Any], table: pa.Table) -> int | None:
     differ in their number of rows; the record lists no planned cells; `table` lacks a column that tells cells apart.
     """
     stated: int | None = info.get("planned")
-    if "shard" in info["environment"]:  # its cells differ in their number of rows
+    if "shard" in info["environment"]:
         return stated
     tasks = info["environment"].get("tasks", {})
     cells = Counter(
@@ -192,8 +191,7 @@ def table_hash(rows: pd.DataFrame) -> str:
 
 def _sealed(run_dir: Path, name: str, schema: pa.Schema) -> pa.Table | None:
     """Return a table of a run after checking its hash in seal.json. None if the run has no seal, or if its journal has
-    rows that the table lacks; the caller must then read the journal.
-    """
+    rows that the table lacks; the caller must then read the journal."""
     seal = tables.read_seal(run_dir)
     while seal is not None and tables.is_current(run_dir, seal):
         path = run_dir / name

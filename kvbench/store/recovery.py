@@ -54,8 +54,7 @@ class Entry:
 
     def counts_before(self, other: Entry) -> bool:
         """Whether this record counts instead of `other`, a record of the same row. The order in which the two records
-        were read does not matter.
-        """
+        were read does not matter."""
         if self.rank != other.rank:
             return self.rank > other.rank
         earlier = (self.segment, self.offset) < (other.segment, other.offset)
@@ -88,7 +87,7 @@ class JournalContent:
     """The content of a journal: its rows, its segments, and facts about dropped records."""
 
     entries: dict[str, Entry] = field(default_factory=dict)  # row key -> the record that counts
-    segments: list[dict[str, Any]] = field(default_factory=list)  # {"name", "bytes"} in order
+    segments: dict[str, int] = field(default_factory=dict)  # segment -> its length in bytes, in order
     duplicates: int = 0  # "ok" records read after another "ok" record of the same row and `score_pass`
     nondeterministic_duplicates: int = 0  # duplicates whose output or score differs from the earlier record's
     ends: dict[str, int] = field(default_factory=dict)  # segment -> bytes of the lines read
@@ -109,7 +108,7 @@ class JournalContent:
     def notices(self) -> list[str]:
         """Lines for the user about dropped records, and about rows that were generated twice with different results."""
         lines = []
-        for name in (segment["name"] for segment in self.segments):
+        for name in self.segments:
             if (offset := self.torn.get(name)) is not None:
                 lines.append(f"{bare(name)}: the unfinished record at offset {offset} is dropped; its row runs again.")
             if name in self.damaged:
@@ -171,8 +170,7 @@ class TextReader:
 
 def decode(line: bytes) -> dict[str, Any] | None:
     """Return the record in a line of the journal, after checking its row and adding the columns that the row lacks.
-    None if the record is torn or damaged, or is not a row. line: the line with its line end.
-    """
+    None if the record is torn or damaged, or is not a row. line: the line with its line end."""
     if (record := unpack(line)) is None:
         return None
     row, text = read_row(record["row"]), record.get("text") or {}
@@ -181,8 +179,7 @@ def decode(line: bytes) -> dict[str, Any] | None:
 
 def unpack(line: bytes) -> dict[str, Any] | None:
     """Return the record in a line of the journal without checking its row's columns. None if the record is torn or
-    damaged, or is not a row. line: the line with its line end.
-    """
+    damaged, or is not a row. line: the line with its line end."""
     if not _intact(line):
         return None
     try:
@@ -198,33 +195,30 @@ def _intact(line: bytes) -> bool:
     return line[-1:] == b"\n" and line[:9] == b"%08x " % zlib.crc32(line[9:-1])
 
 
-def segments_on_disk(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the names and lengths of the journal's segments, sorted by name. Empty segments are left out."""
+def segments_on_disk(run_dir: Path) -> dict[str, int]:
+    """Return the journal's segments with their lengths in bytes, sorted by name. Empty segments are left out."""
     folder = run_dir / FOLDER
     names = sorted(n for n in os.listdir(folder) if n.endswith(SUFFIX)) if own_folder(folder) else []
-    return [{"name": name, "bytes": size} for name in names if (size := plain_size(folder / name))]
+    return {name: size for name in names if (size := plain_size(folder / name))}
 
 
 def read_journal(run_dir: Path, known: JournalContent | None = None) -> JournalContent:
     """Read the journal up to its present end. known: the result of an earlier call; only the records added since then
     are read, and `known` itself is updated and returned. If a segment has become shorter or was deleted, the whole
-    journal is read again.
-    """
+    journal is read again."""
     segments = segments_on_disk(run_dir)
-    sizes = {segment["name"]: segment["bytes"] for segment in segments}
-    if known is None or any(sizes.get(name, 0) < end for name, end in known.ends.items()):
+    if known is None or any(segments.get(name, 0) < end for name, end in known.ends.items()):
         known = JournalContent()
-    for segment in segments:
-        if segment not in known.segments:
-            _read_on(known, run_dir / FOLDER, segment["name"], segment["bytes"])
+    for name, size in segments.items():
+        if known.segments.get(name) != size:
+            _read_on(known, run_dir / FOLDER, name, size)
     known.segments = segments
     return known
 
 
 def _read_on(content: JournalContent, folder: Path, name: str, size: int) -> None:
     """Read those lines of a segment that `content` lacks, and add their rows to `content`. size: the segment's
-    length in bytes.
-    """
+    length in bytes."""
     content.torn.pop(name, None)
     for offset, line in _lines(folder / name, content.ends.get(name, 0), size):
         if (record := decode(line)) is not None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvbench.store.names import is_run_name
+from kvbench.store.schema import is_text
 
 ANY = "any name"  # the key that stands for every other key of an object
 LONGEST = 4096  # characters of a path, an address or a name
@@ -20,7 +21,7 @@ _SCALAR = (str, int, float, bool, type(None))
 def _given(value: Any) -> bool:
     """Return whether a value is a text that a user may give, such as a path: short, without NUL and unpaired
     surrogates."""
-    return isinstance(value, str) and len(value) <= LONGEST and "\0" not in value and _encodes(value)
+    return is_text(value) and len(value) <= LONGEST and "\0" not in value
 
 
 def _text(value: Any) -> bool:
@@ -33,10 +34,6 @@ def _or_null(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or fits(value)
 
 
-def _encodes(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)
-
-
 def _count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**40
 
@@ -46,13 +43,12 @@ def _size(value: Any) -> bool:
 
 
 def _setting(value: Any) -> bool:
-    """Return whether a value may be a setting of the configuration: a text, a number, a boolean, null, or lists and
-    objects of these."""
+    """Return whether UTF-8 can hold every text among the values of a setting. value: the setting, any JSON value."""
     if isinstance(value, dict):
         return all(map(_setting, value.values()))
     if isinstance(value, list):
         return all(map(_setting, value))
-    return isinstance(value, _SCALAR) and (not isinstance(value, str) or _encodes(value))
+    return not isinstance(value, str) or is_text(value)
 
 
 _perhaps, _perhaps_given = _or_null(_text), _or_null(_given)

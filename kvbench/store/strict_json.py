@@ -16,8 +16,7 @@ LARGEST = 2**64  # seeds are unsigned
 
 def parse(data: bytes | str) -> Any:
     """Parse one JSON value. Raises ValueError for invalid JSON, NaN, infinities and nesting beyond the interpreter's
-    limit.
-    """
+    limit."""
     text = data if isinstance(data, str) else data.decode(json.detect_encoding(data), "surrogatepass")
     try:
         return _STRICT.decode(text)
@@ -27,8 +26,7 @@ def parse(data: bytes | str) -> Any:
 
 def lenient(data: bytes | str) -> Any:
     """Parse one JSON value. NaN and infinities are allowed, because Python and transformers write them. Raises
-    ValueError for invalid JSON and for nesting beyond the interpreter's limit.
-    """
+    ValueError for invalid JSON and for nesting beyond the interpreter's limit."""
     try:
         return json.loads(data)
     except RecursionError:
@@ -37,21 +35,17 @@ def lenient(data: bytes | str) -> Any:
 
 def document(data: bytes | str) -> Any:
     """Parse one JSON value as `parse` does, but with limits. Raises ValueError also for more than DEEPEST levels and
-    for whole numbers beyond 64 bits. Code can therefore safely walk the value and write it again.
-    """
+    for whole numbers beyond 64 bits. Code can therefore safely walk the value and write it again."""
     value = parse(data)
     level = [value]
     for _ in range(DEEPEST):
         if any(isinstance(v, int) and abs(v) > LARGEST for v in level):
             raise ValueError("a number beyond 64 bits")
-        level = [inner for v in level if isinstance(v, (dict, list)) for inner in _inside(v)]
+        nested = [list(v.values()) if isinstance(v, dict) else v for v in level if isinstance(v, (dict, list))]
+        level = [inner for values in nested for inner in values]
         if not level:
             return value
     raise ValueError("nested too deeply")
-
-
-def _inside(value: dict[str, Any] | list[Any]) -> list[Any]:
-    return list(value.values()) if isinstance(value, dict) else value
 
 
 def constant(name: str) -> Any:
@@ -66,6 +60,5 @@ def finite(text: str) -> float:
     return value
 
 
-_STRICT = json.JSONDecoder(
-    parse_constant=constant, parse_float=finite
-)  # made once, because `json.loads` would make one per call
+# Made once, because `json.loads` would make one per call.
+_STRICT = json.JSONDecoder(parse_constant=constant, parse_float=finite)

@@ -64,7 +64,7 @@ def seal(run_dir: Path, state: JournalContent) -> dict[str, Any]:
         with replacing(run_dir / SEAL) as file:
             file.write(json.dumps(content, indent=2).encode() + b"\n")
     except OSError as error:
-        kept = f"The journal ({counted(len(state.done), 'row')}) and any earlier tables are unchanged"
+        kept = f"The journal ({counted(len(state.done), 'row')}) is unchanged, and no table is damaged"
         raise SetupError(
             f"cannot write the tables in {quote(run_dir)} ({reason(error)}). {kept}; "
             f"{remedy(error)}, then run {repair_command(run_dir)}."
@@ -120,16 +120,13 @@ def read_seal(run_dir: Path) -> dict[str, Any] | None:
         raise SetupError(f"{quote(path)} is damaged. {_remedy(run_dir)}") from None
     if isinstance(content, dict) and isinstance(content.get("format"), int):
         manifest.check_format(SEAL, content["format"])
-    if not _is_seal(content):
-        raise SetupError(f"{quote(path)} does not have the content of a run's seal.json. {_remedy(run_dir)}")
-    sealed: dict[str, Any] = content
-    return sealed
+        if _is_seal(content):
+            return content
+    raise SetupError(f"{quote(path)} does not have the content of a run's seal.json. {_remedy(run_dir)}")
 
 
-def _is_seal(content: Any) -> bool:
+def _is_seal(content: dict[str, Any]) -> bool:
     """Return whether the content of a seal.json has the parts that readers use, with the right types."""
-    if not isinstance(content, dict) or not isinstance(content.get("format"), int):
-        return False
     segments, hashes = content.get("segments"), content.get("sha256")
     if not isinstance(segments, list) or not isinstance(hashes, dict):
         return False
@@ -139,16 +136,15 @@ def _is_seal(content: Any) -> bool:
 
 def is_current(run_dir: Path, sealed: dict[str, Any]) -> bool:
     """Return whether the tables have all rows of the journal; True also if the run was copied without its journal.
-    sealed: the content of seal.json.
-    """
-    return all(segment in sealed["segments"] for segment in segments_on_disk(run_dir))
+    sealed: the content of seal.json."""
+    return all({"name": name, "bytes": size} in sealed["segments"] for name, size in segments_on_disk(run_dir).items())
 
 
 def check_journal_complete(run_dir: Path) -> None:
     """Raise SetupError if the journal lacks a segment that the tables were made from, because new tables would lack the
     segment's rows."""
     sealed = read_seal(run_dir)
-    here = {segment["name"] for segment in segments_on_disk(run_dir)}
+    here = segments_on_disk(run_dir)
     gone = [segment["name"] for segment in sealed["segments"] if segment["name"] not in here] if sealed else []
     if gone:
         raise SetupError(
@@ -164,8 +160,7 @@ def sha256(path: Path) -> str:
 
 def write_rows(file: BinaryIO, table: pa.Table) -> int:
     """Write rows.parquet, read it back, and return the number of rows. Raises OSError if the rows read differ from the
-    rows written.
-    """
+    rows written."""
     import pyarrow.parquet as pq
 
     pq.write_table(table, file, use_dictionary=_NAMES, **_OPTIONS)
@@ -208,5 +203,5 @@ def _describe(state: JournalContent, rows: int, texts: int) -> dict[str, Any]:
         "duplicates": state.duplicates,
         "nondeterministic_duplicates": state.nondeterministic_duplicates,
         "dropped_records": state.dropped,
-        "segments": state.segments,
+        "segments": [{"name": name, "bytes": size} for name, size in state.segments.items()],
     }

@@ -22,13 +22,13 @@ class JournalTail:
     def __init__(self, run_dir: Path) -> None:
         self.statuses: dict[str, str] = {}
         self._run_dir = run_dir
-        self._read = self._sizes()  # segment -> bytes that were read, or that it had before this object was made
+        # segment -> bytes that were read, or that it had before this object was made
+        self._read = segments_on_disk(run_dir)
 
     def read(self) -> None:
         """Read the records added since the last call. A last record that is not complete yet is left for the next
-        call.
-        """
-        for name, size in self._sizes().items():
+        call."""
+        for name, size in segments_on_disk(self._run_dir).items():
             begin = self._read.get(name, 0)
             if size > begin:
                 self._read[name] = begin + self._take(name, begin, size - begin)
@@ -43,7 +43,7 @@ class JournalTail:
         for folder in (self._run_dir, self._run_dir / FOLDER):
             with suppress(OSError):
                 os.chmod(folder, stat.S_IMODE(os.stat(folder).st_mode))
-        for name in self._sizes():
+        for name in segments_on_disk(self._run_dir):
             os.close(open_plain(self._run_dir / FOLDER / name))
 
     def _take(self, name: str, begin: int, length: int) -> int:
@@ -59,6 +59,3 @@ class JournalTail:
                 if record := unpack(line):
                     self.statuses[record["row"].get("row_key")] = record["row"].get("status")
         return whole
-
-    def _sizes(self) -> dict[str, int]:
-        return {segment["name"]: segment["bytes"] for segment in segments_on_disk(self._run_dir)}

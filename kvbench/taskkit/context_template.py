@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import json
+from typing import Any
 
 from kvbench.sources.data import BUNDLED
 
@@ -10,6 +13,13 @@ from kvbench.sources.data import BUNDLED
 def bundled(path: str) -> str:
     """Return the text of a file that ships with kvbench, with its line ends unchanged."""
     return (BUNDLED / path).read_bytes().decode()
+
+
+@functools.cache
+def bundled_json(path: str) -> dict[str, Any]:
+    """Return the JSON object in a file that ships with kvbench."""
+    found: dict[str, Any] = json.loads(bundled(path))
+    return found
 
 
 def parts(template: str, mark: str) -> tuple[str, str]:

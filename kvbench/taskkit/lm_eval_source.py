@@ -2,9 +2,6 @@
 
 Only tasks in the lm-eval package are found. A YAML file may name Python functions; third-party functions run only if
 the user points lm-eval to them (``kvbench lm-eval --include_path``).
-
-A data folder (``--data``, ``KVBENCH_DATA``) may hold a task's data in ``lm_eval/<task>.jsonl``, and the data of its
-few-shot examples in ``lm_eval/<task>.fewshot.jsonl``. Both files need the columns of lm-eval's data set.
 """
 
 from __future__ import annotations
@@ -54,8 +51,7 @@ class Definition:
 
     def resolved(self) -> dict[str, Any]:
         """Return the YAML file's content for lm-eval's task class, with each name of a Python function replaced by the
-        imported function.
-        """
+        imported function."""
         from lm_eval.tasks._yaml_loader import load_yaml
 
         return {k: v for k, v in load_yaml(self.path).items() if k not in ("tag", "group", "task_list")}
@@ -87,9 +83,9 @@ def definition(name: str) -> Definition:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """While the block runs, hide progress bars, and lm-eval's log messages below the level of errors.
+    """Inside the ``with`` block, hide progress bars, and lm-eval's log messages below the level of errors.
 
-    Everything that Python code writes to standard error during the block is discarded.
+    Everything that Python code writes to standard error inside the block is discarded.
     """
     logger = logging.getLogger("lm_eval")
     level = logger.level
@@ -152,13 +148,14 @@ def _refuse(name: str, raw: Mapping[str, Any]) -> None:
     if raw.get("unsafe_code"):
         raise UserError(f"{task} runs model-written programs without a sandbox. Use 'livecodebench' for code.")
     if raw.get("doc_to_image") or raw.get("doc_to_audio"):
-        raise UserError(f"{task} asks about images or sound; kvbench reads only texts of lm-eval. Name another task.")
+        raise UserError(f"{task} asks about images or sound; kvbench runs lm-eval's text tasks only. Name another one.")
 
 
 def generation(asked: Mapping[str, Any], task: str = "the request") -> GenSpec:
     """Return the settings with which lm-eval generates answers to a task, as kvbench's GenSpec.
 
-    asked: the task's `generation_kwargs`. task: its name in messages. Raises UserError for settings that kvbench lacks.
+    asked: the task's `generation_kwargs`. task: its name in messages. Raises UserError for settings that kvbench lacks,
+    and for values out of range.
     """
     from lm_eval.models.utils import normalize_gen_kwargs
 
@@ -203,15 +200,10 @@ def special_stops(until: Sequence[str], tokenizer: Any) -> tuple[tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class LocalRows:
-    """A task's data from the user's data folder, used in place of lm-eval's data set.
-
-    asked: the data of the questions. examples: the data of the few-shot examples; None: other questions serve as
-    examples, or the task needs no examples. official: False if lm-eval takes the examples from a separate split, but
-    the folder has no data of this split; else True.
-    """
+    """A task's data from the user's data folder, used in place of lm-eval's data set."""
 
     asked: list[dict[str, Any]]  # the questions
-    examples: list[dict[str, Any]] | None  # data of few-shot examples; None: drawn from the other questions
+    examples: list[dict[str, Any]] | None  # few-shot examples; None: drawn from the questions, if needed
     official: bool  # False if lm-eval draws the examples from a separate split, which the folder lacks
 
     @classmethod
@@ -245,9 +237,9 @@ class LocalRows:
         return cls(asked, None, own == (config.test_split or config.validation_split))
 
     def overrides(self, config: Mapping[str, Any], *, examples: int) -> dict[str, Any]:
-        """Return the changes to a task's configuration that make lm-eval use the data folder instead of its own data.
+        """Return the changes to a task's configuration that make lm-eval use these rows instead of its own data set.
 
-        config: the configuration, as `Definition.resolved` returns it; examples: number of few-shot examples.
+        config: the configuration, as `Definition.resolved` returns it. examples: number of few-shot examples.
         """
         import datasets
 

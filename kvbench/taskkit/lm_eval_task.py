@@ -1,15 +1,8 @@
 """Tasks of lm-eval by name (``--task lm_eval:gsm8k``): lm-eval's questions, prompts and scores on kvbench's engine.
 
-The prompts equal lm-eval's for a run of this task alone: raw text with the task's few-shot examples, drawn with
-lm-eval's seeds. With ``--prompt-style plain`` the prompts go through the chat template, and the examples are in the
-user's message.
-
-lm-eval's own filters and metrics score every answer. The headline score is one of these metrics: the first one that is
-a mean over answers and is higher for better answers. It is computed from the result of the first filter that does not
-vote over several answers. `aux` holds all other numbers as ``metric,filter``.
-
-Not covered: tasks that compare likelihoods (``kvbench lm-eval`` runs them); metrics of a whole corpus; votes over
-several answers (kvbench's reports have maj@n); tasks with programs, images or sound.
+lm-eval makes documents and prompts with its own seeds, and its own filters and metrics score every answer alone. The
+headline score is the first metric that is a mean over answers and is higher for better answers, under the first filter
+that does not vote over several answers. docs/lm-eval.md says what is not run this way.
 """
 
 from __future__ import annotations
@@ -90,8 +83,8 @@ class LMEvalTask(Task):
         if rows is None and not hub.may_ask(self.name):
             raise SetupError(
                 f"kvbench downloads no data for task {quote(self.name)}, because only the run's folder names the task. "
-                f"Give --task {shlex.quote(self.name)} again to allow the download, or give a folder that holds the "
-                "data with --data."
+                f"Give --task {shlex.quote(self.name)} again to allow the download, or give --data a folder that holds "
+                "the data."
             )
         try:
             revision = None if rows else commit(yaml.config, source)
@@ -209,8 +202,8 @@ def _no_data(error: Exception, name: str, yaml: Definition) -> SetupError:
     if (error.why if isinstance(error, hub.HubError) else hub.why(error)) == "unreachable":
         return SetupError(
             f"task {quote(name)} is not on this machine and the hub is unreachable. Run it once on a connected machine "
-            f"(HF_HUB_OFFLINE=1 then uses what is cached), or give a folder that holds lm_eval/{yaml.name}.jsonl with "
-            "--data or KVBENCH_DATA."
+            "(HF_HUB_OFFLINE=1 then uses the cached data), or give --data (or KVBENCH_DATA) a folder that holds "
+            f"lm_eval/{yaml.name}.jsonl."
         )
     return hub_error(error, name, Manifest(path="", rows=None, hub=str(yaml.config.dataset_path)))
 
@@ -256,8 +249,8 @@ def _metric(task: Any, name: str) -> str:
             return str(metric)
     listed = ", ".join(map(str, task.aggregation()))
     raise UserError(
-        f"task {quote(name)} has no score for a single answer (its metrics: {listed}); "
-        f"'kvbench lm-eval --tasks {name.partition(':')[2]}' runs it."
+        f"task {quote(name)} has no metric that rates single answers and is higher for better ones (its metrics: "
+        f"{listed}); 'kvbench lm-eval --tasks {name.partition(':')[2]}' runs it."
     )
 
 
@@ -319,7 +312,8 @@ def _turn(context: str, *, chat: bool) -> Turn:
 
 @contextlib.contextmanager
 def _as_lm_eval() -> Iterator[None]:
-    """While the block runs, use lm-eval's random seeds and silence its log; the block runs code of lm-eval."""
+    """Run the ``with`` block, which calls lm-eval, under lm-eval's random seeds and without its log. Afterwards the
+    states of the random generators are restored; the progress bars of the package datasets stay off."""
     import datasets
     import numpy as np
 

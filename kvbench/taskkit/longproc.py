@@ -1,9 +1,7 @@
 """LongProc (Ye et al. 2025, arXiv:2501.05414): its archive, its levels of answer length, and the base of its tasks.
 
 Every task has up to three levels, named after the longest right answer in tokens. Prompts are the official ones,
-bundled (Apache-2.0). Decoding is greedy without thinking, as in HELMET, which asks 100 random questions of a level.
-Answers are scored as in LongProc's repository: `score` rates the final answer, and `score_partial` the procedure that
-the model writes before its final answer.
+bundled (Apache-2.0). `score` rates the final answer, and `score_partial` the procedure that the model writes before it.
 """
 
 from __future__ import annotations

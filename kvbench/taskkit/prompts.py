@@ -1,4 +1,5 @@
-"""Turn a document into the text and tokens of a prompt: prompt styles, chat template, thinking switch.
+"""Parts of the way from a document to a prompt (`reader.ModelReader.text` joins them): prompt styles, chat template,
+thinking switch, token ids.
 
 A rendered template normally holds the special tokens, so `encode` adds none (Llama and DeepSeek tokenizers would add a
 second start token). Raw text gets the tokenizer's own special tokens. Templates run only in transformers' sandboxed
@@ -18,7 +19,7 @@ from typing import Any
 from kvbench.console.faults import words
 from kvbench.errors import UserError, quote
 from kvbench.sources.tokenizer import TODAY
-from kvbench.task import IMAGE, Doc, Turn
+from kvbench.task import IMAGE, Turn
 from kvbench.taskkit import template_variables
 
 PROBE = "1 + 1 = ?"  # a message that shows how a template renders
@@ -50,14 +51,12 @@ _RKV = (
 class Style:
     """A prompt style: the text before and after a problem.
 
-    note: a description for the user. system: the system message; None: no message. `chat` False: no chat template, even
-    if the task would use one.
+    system: the system message; None: no message. `chat` False: no chat template, even if the task would use one.
     """
 
     name: str
     before: str
     after: str
-    note: str
     system: str | None = None
     chat: bool = True
 
@@ -66,14 +65,14 @@ class Style:
 
 
 _STYLES = (
-    Style("default", "", f"\n\n{INSTRUCTION}", "problem, blank line, instruction; no system message"),
-    Style("gkv", "", "", "the same instruction as system message (G-KV)", system=INSTRUCTION),
-    Style("foresightkv", f"{_FORESIGHTKV}\n", "", "instruction before the problem (ForesightKV)"),
-    Style("rkv", *_RKV, "raw text without a chat template (R-KV)", chat=False),
-    Style("lighteval", f"{_LIGHTEVAL}\n\n", "", "'Therefore, the final answer is: ...' (lighteval)"),
-    Style("simple_evals", *_SIMPLE_EVALS, "'Answer: ...' on the last line (simple-evals)"),
-    Style("lm_eval", "Question: ", "\nAnswer:", "'Question: ... Answer:' as raw text (lm-eval)", chat=False),
-    Style("plain", "", "", "the problem alone"),
+    Style("default", "", f"\n\n{INSTRUCTION}"),
+    Style("gkv", "", "", system=INSTRUCTION),
+    Style("foresightkv", f"{_FORESIGHTKV}\n", ""),
+    Style("rkv", *_RKV, chat=False),
+    Style("lighteval", f"{_LIGHTEVAL}\n\n", ""),
+    Style("simple_evals", *_SIMPLE_EVALS),
+    Style("lm_eval", "Question: ", "\nAnswer:", chat=False),
+    Style("plain", "", ""),
 )
 STYLES = {style.name: style for style in _STYLES}
 
@@ -125,59 +124,19 @@ def check_template(
     variables: Mapping[str, Any] = NO_VARIABLES,
     origin: str | None = None,
 ) -> None:
-    """Raise UserError if the chat template is missing, cannot render a prompt, or does not read one of `variables`.
+    """Raise UserError if the chat template is missing, cannot render a prompt, or leaves any of `variables` unread.
 
     chat: whether prompts use the chat template; False: nothing is checked.
     variables: as `template_variables.parse` returns them. origin: the template's file, for messages.
     """
     if chat:
-        _apply(tokenizer, _PROBE, None, chat_template, variables, origin)
+        apply(tokenizer, _PROBE, None, chat_template, variables, origin)
         template = template_text(tokenizer, chat_template)
         if template is not None:
             template_variables.check_names(variables, template, _named(chat_template, origin))
 
 
-def render(
-    doc: Doc,
-    tokenizer: Any,
-    *,
-    chat: bool,
-    thinking: bool | None = None,
-    chat_template: str | None = None,
-    variables: Mapping[str, Any] = NO_VARIABLES,
-    origin: str | None = None,
-    answers: tuple[str, ...] = (),
-) -> str:
-    """Return the prompt for the turn after `answers`: all user messages so far, with the answers between them.
-
-    The last turn's answer prefix follows the assistant header, so that the model continues the prefix. Raises UserError
-    if the chat template is missing or fails, or if `chat` is False and a turn has a history of earlier messages.
-
-    Args:
-        answers: the model's answers to the earlier turns.
-        chat: whether to use the chat template.
-        thinking: the template's thinking switch; None: the template's default.
-        chat_template: a template in place of the tokenizer's; origin: its file, for messages.
-        variables: further variables of the template, by name.
-    """
-    turns = doc.turns[: len(answers) + 1]
-    if not chat:
-        if any(turn.history for turn in turns):
-            raise UserError(
-                f"question {quote(doc.doc_id)} continues a conversation, which only a chat template can render. "
-                "Leave out --no-chat-template, or give another --prompt-style."
-            )
-        system = f"{turns[0].system}\n\n" if turns[0].system else ""
-        parts = [turn.user + turn.answer_prefix + answer for turn, answer in zip(turns, [*answers, ""])]
-        return system + "\n\n".join(parts)
-    messages: Messages = [{"role": "system", "content": turns[0].system}] if turns[0].system else []
-    for turn, answer in zip(turns, answers):
-        messages += [*_to_model(turn), {"role": "assistant", "content": turn.answer_prefix + answer}]
-    messages += _to_model(turns[-1])
-    return _apply(tokenizer, messages, thinking, chat_template, variables, origin) + turns[-1].answer_prefix
-
-
-def _to_model(turn: Turn) -> Messages:
+def to_model(turn: Turn) -> Messages:
     """Return the messages of a turn that precede the model's answer."""
     history = [{"role": role, "content": text} for role, text in turn.history]
     return [*history, {"role": "user", "content": content(turn)}]
@@ -263,7 +222,7 @@ def effective_thinking(
     text = template_text(tokenizer, chat_template) if chat else None
     if text is None or not ("think>" in text or "enable_thinking" in text):
         return None
-    prompt = _apply(tokenizer, _PROBE, thinking, chat_template, variables, None)
+    prompt = apply(tokenizer, _PROBE, thinking, chat_template, variables, None)
     behind = prompt[max(0, prompt.rfind(PROBE)) :]
     opened, closed = behind.rfind("<think>"), behind.rfind("</think>")
     if opened > closed:
@@ -283,13 +242,13 @@ def _needs_parts(tokenizer: Any, chat_template: str | None) -> bool:
         messages = [{"role": "user", "content": content}]
         return PROBE in str(tokenizer.apply_chat_template(messages, tokenize=False, chat_template=chat_template))
 
-    with contextlib.suppress(Exception):  # a template may raise any error; `_apply` reports it
+    with contextlib.suppress(Exception):  # a template may raise any error; `apply` reports it
         return not shows(PROBE) and shows([{"type": "text", "text": PROBE}])
     return False
 
 
 def with_thinking(variables: Mapping[str, Any], thinking: bool | None) -> dict[str, Any]:
-    """Return a template's variables together with the variable that switches thinking, unless `thinking` is None.
+    """Return a template's variables and, unless `thinking` is None, the variable that switches thinking.
 
     A template that asks for today's date gets `TODAY`, so that a run has the same prompts on every day.
     """
@@ -301,7 +260,7 @@ def _named(chat_template: str | None, origin: str | None) -> str:
     return origin or ("of the tokenizer" if chat_template is None else "from --chat-template")
 
 
-def _apply(
+def apply(
     tokenizer: Any,
     messages: Messages,
     thinking: bool | None,
@@ -309,6 +268,7 @@ def _apply(
     variables: Mapping[str, Any],
     origin: str | None,
 ) -> str:
+    """Return the messages as the chat template renders them. Raises UserError if the template is missing or fails."""
     import jinja2
 
     if _needs_parts(tokenizer, chat_template):

@@ -51,17 +51,24 @@ class ModelReader:
         return len(self.ids(self.text(doc, thinking=thinking))) - self.count(word)
 
     def text(self, doc: Doc, *, thinking: bool | None, answers: tuple[str, ...] = ()) -> str:
-        """Return the text of the prompt for the turn after `answers`, with all earlier turns."""
-        return prompts.render(
-            doc,
-            self.tokenizer,
-            chat=self.chat,
-            thinking=thinking,
-            chat_template=self.template,
-            variables=self.variables,
-            origin=self.origin,
-            answers=answers,
-        )
+        """Return the text of the prompt for the turn after `answers`: all user messages so far, with the answers
+        between them.
+
+        The last turn's answer prefix follows the assistant header, so that the model continues the prefix. Raises
+        UserError if the chat template is missing or fails, or if `chat` is False and a turn has a history of
+        messages.
+
+        answers: the model's answers to the earlier turns. thinking: as for `wrapping`.
+        """
+        turns = doc.turns[: len(answers) + 1]
+        if not self.chat:
+            return _raw(doc.doc_id, turns, answers)
+        messages: prompts.Messages = [{"role": "system", "content": turns[0].system}] if turns[0].system else []
+        for turn, answer in zip(turns, answers):
+            messages += [*prompts.to_model(turn), {"role": "assistant", "content": turn.answer_prefix + answer}]
+        messages += prompts.to_model(turns[-1])
+        rendered = prompts.apply(self.tokenizer, messages, thinking, self.template, self.variables, self.origin)
+        return rendered + turns[-1].answer_prefix
 
     def ids(self, text: str) -> list[int]:
         """Return the token ids of a rendered prompt."""
@@ -123,6 +130,18 @@ class ModelReader:
         return replace(turn, context=context if question is not kept else "", question=question), len(ids) - 2 * half
 
 
+def _raw(question: str, turns: tuple[Turn, ...], answers: tuple[str, ...]) -> str:
+    """Return the text of a prompt without a chat template. question: its id, for messages."""
+    if any(turn.history for turn in turns):
+        raise UserError(
+            f"question {quote(question)} continues a conversation, which only a chat template can render. "
+            "Leave out --no-chat-template, or give another --prompt-style."
+        )
+    system = f"{turns[0].system}\n\n" if turns[0].system else ""
+    parts = [turn.user + turn.answer_prefix + answer for turn, answer in zip(turns, [*answers, ""])]
+    return system + "\n\n".join(parts)
+
+
 @dataclass(frozen=True, slots=True)
 class Talk:
     """All turns of a document except its first turn, for `kvbench.records.Request`.
@@ -136,7 +155,7 @@ class Talk:
 
     read: Callable[[], Doc]
     reader: ModelReader
-    thinking: bool | None  # the template's thinking switch; None: the template's own
+    thinking: bool | None  # the template's thinking switch; None: the template's default
     keep: bool
     thinks: bool | None = None  # whether answers hold a thinking block; None: unknown
 
@@ -148,8 +167,7 @@ class Talk:
     def mode(self) -> str:
         """Return "keep" if later turns continue from the cache, and "reset" if the user asked for a new prompt each
         turn. If the user asked for "keep", but a later turn has images or the chat template changes earlier turns,
-        return "reset (images)" or "reset (template)". Rows hold the mode in the column `multi_turn_cache`.
-        """
+        return "reset (images)" or "reset (template)". Rows hold the mode in the column `multi_turn_cache`."""
         if not self.keep:
             return "reset"
         if any(turn.images for turn in self.doc.turns[1:]):

@@ -23,7 +23,8 @@ def variant_names(task: str) -> tuple[str, ...]:
 class SyntheticTask(Task):
     """The base class of tasks with generated problems.
 
-    `score` is 1 for an exact match; `score_partial` is the share of right steps or keys.
+    `score` is 1 for a right answer, by the rule of each task. `score_partial` is the share of steps before the first
+    error (`lookup`: of right keys).
     """
 
     suite = "synthetic"

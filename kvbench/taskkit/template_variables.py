@@ -65,7 +65,8 @@ def names(template: str) -> frozenset[str] | None:
 
 
 def check_names(variables: Mapping[str, Any], template: str, about: str) -> None:
-    """Raise UserError if a variable is not read by a template. about: the template's origin, for messages."""
+    """Raise UserError for the first variable that a template does not read; check nothing if jinja2 alone cannot parse
+    the template. about: the template's origin, for messages."""
     known = names(template)
     for name in variables:
         if known is not None and name not in known:
@@ -78,7 +79,7 @@ def check_names(variables: Mapping[str, Any], template: str, about: str) -> None
 
 
 def switches_thinking_elsewise(template: str) -> bool:
-    """Return whether a template reads one of `SWITCHES` and not `enable_thinking`."""
+    """Return whether a template reads any variable of `SWITCHES` and does not read `enable_thinking`."""
     known = names(template) or frozenset()
     return THINKING not in known and not known.isdisjoint(SWITCHES)
 

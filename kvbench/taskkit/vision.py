@@ -58,7 +58,8 @@ class Vision:
     _known: dict[Image, Picture] = field(default_factory=dict)
 
     def pictures(self, turns: Iterable[Turn]) -> list[Picture]:
-        """Return the images of these turns in their order. Each image is decoded; a broken file raises UserError."""
+        """Return the images of the turns, in order. Each image is decoded at its first use. Raises UserError for a
+        broken file, or for an image whose size does not suit the model."""
         return [self._picture(image) for turn in turns for image in turn.images]
 
     def _picture(self, image: Image) -> Picture:

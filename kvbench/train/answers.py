@@ -24,7 +24,7 @@ HASHES = {"questions": "other questions", "fingerprint": "another model"}  # wha
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer as tokens; an answer whose generation failed has none.
+    """An answer as token ids (`ids`); empty if its generation failed.
 
     right: False if the judge finds it wrong, or if its generation failed; else True, also without a judge.
     ended: whether it ends with an end token.
@@ -123,11 +123,7 @@ class SharedAnswers:
         self.own = AnswerFile(path.with_suffix(f".{self.processes.rank}.jsonl"), asked) if several else self.common
 
     def gather(self) -> Answers:
-        """Wait for all processes, move their answers into the common file, and return all stored answers.
-
-        All processes must call this method. The answers that a killed training left in the files of its processes are
-        moved too.
-        """
+        """Wait until all processes call this; move their answers into the common file, and return all answers."""
         self.processes.wait()
         if self.processes.first:
             self._move()

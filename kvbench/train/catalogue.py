@@ -5,7 +5,7 @@ Registers them in `kvbench.registry.recipes`. Imports no torch, because `--help`
 
 from __future__ import annotations
 
-import importlib
+from pkgutil import resolve_name
 from typing import Any
 
 from kvbench.errors import UserError, quote
@@ -162,7 +162,4 @@ def recipe_class(name: str) -> Any:
     Raises UserError for an unknown name.
     """
     member = recipes.get(name)
-    if not isinstance(member, Entry):
-        return member
-    module, _, cls = member.location.partition(":")
-    return getattr(importlib.import_module(module), cls)
+    return resolve_name(member.location) if isinstance(member, Entry) else member

@@ -36,7 +36,8 @@ def read_questions(
     question.
     """
     prompting = prompting or Prompting()
-    maker = _Maker.of(loaded, collection, prompting)
+    reader = prompting.reader(loaded)
+    maker = _Maker(loaded, collection, prompting.thinking, prompting.thinks(loaded, reader.chat), reader)
     for count, row in enumerate(parsed_rows(path, prompting), start=1):
         if question := maker.question(f"line-{count}", row):
             yield question
@@ -62,11 +63,6 @@ class _Maker:
     thinking: bool | None
     thinks: bool | None
     reader: ModelReader
-
-    @classmethod
-    def of(cls, loaded: LoadedModel, collection: Collection, prompting: Prompting) -> _Maker:
-        reader = prompting.reader(loaded)
-        return cls(loaded, collection, prompting.thinking, prompting.thinks(loaded, reader.chat), reader)
 
     def question(self, name: str, row: Row) -> Question | None:
         """Turn a row into a question; return None for a row to skip."""

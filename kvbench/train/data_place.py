@@ -24,15 +24,14 @@ SPLIT = "train"
 @dataclass(frozen=True, slots=True)
 class DataPlace:
     """Where training data lie. path: the file or folder that holds the rows. name: how the cards of trained weights
-    name the data: by a hub address, or by the last part of the path.
-    """
+    name the data: by a hub address, or by the last part of the path."""
 
     path: Path
     name: str
 
 
 def check_data(data: str) -> None:
-    """Raise UserError if `data` is neither a usable file or folder nor a well-formed address. Sends no request."""
+    """Raise UserError unless `data` is a usable file or folder, or a well-formed hub address. Sends no request."""
     if data.startswith(HUB):
         _manifest(data)
     else:
@@ -40,7 +39,7 @@ def check_data(data: str) -> None:
 
 
 def short_name(data: str) -> str:
-    """Return how the command on a card names the data: a hub address unchanged, or the last part of a path."""
+    """Return the name of the data in the command on a card: a hub address unchanged, or the last part of a path."""
     return data if data.startswith(HUB) else Path(data).name
 
 

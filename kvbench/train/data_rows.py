@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvbench.errors import UserError, few, quote
+from kvbench.errors import UserError, few, joined, quote
 from kvbench.scoring.boxed import last_box
 from kvbench.sources.data import json_type
 from kvbench.sources.data.formats import check_plain
@@ -39,7 +39,7 @@ class Row:
     """A parsed row of a data file: a conversation that ends with a user's message, or a raw text (then without turns).
 
     turns: the user's messages. replies: the assistant's messages between them. given: the assistant's reply to the
-    last message, if the row has one. reference: the right answer, if the row has one.
+    user's last message, if the row has one. reference: the right answer, if the row has one.
     """
 
     turns: tuple[Turn, ...] = ()
@@ -58,7 +58,7 @@ def data_files(path: Path) -> list[Path]:
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
         if not files:
-            endings = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+            endings = joined(SUFFIXES, "or")
             raise UserError(f"--data {quote(path)} is a folder without data files. Add a file that ends in {endings}.")
     for file in files:
         check_plain(file, f"--data {quote(file)}", None)
@@ -107,8 +107,8 @@ class _Columns:
         return "" if self.values.get(name) is None else self._text(quote(name), self.values[name], empty=True)
 
     def reference(self) -> str | None:
-        """Return the right answer: the column `answer`, else the last box in the column `solution`; None without
-        either."""
+        """Return the right answer: the column `answer`, else the content of the last LaTeX box in the column
+        `solution`; None without either."""
         answer = self.values.get("answer")
         if isinstance(answer, list) and len(answer) == 1:
             [answer] = answer

@@ -10,7 +10,7 @@ Letters: L layers, Hk KV heads, D inputs of the scorer per entry.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,20 +20,53 @@ from kvbench.engine.meta import Answers
 from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import UserError, counted
 from kvbench.eviction.learned import Shapes
-from kvbench.train.foresight_moments import Moments
-from kvbench.train.foresight_states import FEATURES, WITHIN, Evictions
-from kvbench.train.recipe import Settings, TraceRecipe, check_choices, check_least, with_gradient
+from kvbench.train.foresight_states import FEATURES, WITHIN, Choice, Evictions
+from kvbench.train.recipe import Settings, TraceRecipe, check_choices, check_least
 from kvbench.train.traces import Trace
 
 MEASURED = 32  # traces from which mean and standard deviation of the inputs are estimated
+LEAST = 1e-4  # standard deviations are at least this, so that nearly constant inputs are not divided by 0
+
+
+class Moments:
+    """Computes mean and standard deviation of the scorer's inputs, [L, Hk, D]: L layers, Hk KV heads, D inputs.
+
+    Evictions are added one at a time. No input is kept, because the inputs of one long answer take gigabytes. Mean and
+    variance of each eviction are combined with those of earlier evictions in float64 (Chan, Golub, LeVeque 1983).
+
+    shapes: the shapes of the scorer's tensors. choices: evictions whose inputs the constructor adds.
+    """
+
+    def __init__(self, shapes: Shapes, choices: Iterable[Choice] = ()) -> None:
+        size = shapes["w1"][:-1]
+        self._counts = [0] * size[0]
+        self._mean, self._squares = (torch.zeros(size, dtype=torch.float64) for _ in range(2))
+        for choice in choices:
+            self.add(choice)
+
+    def add(self, choice: Choice) -> None:
+        """Add the inputs of one eviction in one layer."""
+        layer, x = choice.layer, choice.x.transpose(0, 1).flatten(1, 2).double()  # [Hk, b * entries, D]
+        self._mean, self._squares = self._mean.to(x.device), self._squares.to(x.device)
+        before, more = self._counts[layer], x.shape[1]
+        self._counts[layer] = before + more
+        delta = x.mean(dim=1) - self._mean[layer]
+        spread = x.var(dim=1, correction=0) * more
+        self._squares[layer] += spread + delta.square() * (before * more / self._counts[layer])
+        self._mean[layer] += delta * (more / self._counts[layer])
+
+    def result(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return mean and standard deviation, each [L, Hk, D]; layers without evictions have mean 0 and deviation 1."""
+        seen = torch.tensor(self._counts, device=self._mean.device)[:, None, None]
+        deviation = (self._squares / seen.clamp_min(1)).sqrt().clamp_min(LEAST)
+        return self._mean.float(), torch.where(seen > 0, deviation, 1.0).float()
 
 
 class TrainedScorer:
     """A scorer in training: it takes standardised inputs, and its outputs are divided by `unit`.
 
-    `scorer()` returns the equivalent scorer for the weights file, whose inputs are not standardised and whose outputs
-    are not divided. start: initial tensors. mean, deviation: mean and standard deviation by which the inputs are
-    standardised, [L, Hk, D].
+    start: initial tensors. mean, deviation: mean and standard deviation by which the inputs are standardised,
+    [L, Hk, D], from `Moments.result`.
     """
 
     def __init__(
@@ -46,10 +79,7 @@ class TrainedScorer:
 
     @classmethod
     def random(cls, shapes: Shapes, moments: Moments, seed: int, unit: float) -> TrainedScorer:
-        """Return a randomly initialised scorer with tensors of the given shapes.
-
-        moments: supplies the mean and the standard deviation by which the inputs are standardised.
-        """
+        """Return a randomly initialised scorer with tensors of the given shapes."""
         generator = torch.Generator().manual_seed(seed)
         inputs, hidden = shapes["w1"][-2:]
         spread = {"w1": inputs**-0.5, "w2": hidden**-0.5, "b1": 0.0, "b2": 0.0}
@@ -58,16 +88,13 @@ class TrainedScorer:
 
     @classmethod
     def of(cls, scorer: Mapping[str, torch.Tensor], moments: Moments) -> TrainedScorer:
-        """Convert a finished scorer into the form for standardised inputs, so that it can be trained further.
-
-        moments: supplies the mean and the standard deviation by which the inputs are standardised.
-        """
+        """Convert a scorer for raw inputs and outputs into this form, so that it can be trained further."""
         trained = cls(scorer, *moments.result())
         trained.put(scorer)
         return trained
 
     def scorer(self) -> dict[str, torch.Tensor]:
-        """Return the tensors of the equivalent scorer that takes inputs without standardisation."""
+        """Return the tensors of the equivalent scorer for raw inputs and outputs."""
         p = self.parameters
         w1 = p["w1"] / self.deviation[..., None]
         b1 = p["b1"] - (self.mean[..., None] * w1).sum(dim=-2)
@@ -75,10 +102,7 @@ class TrainedScorer:
 
     @torch.no_grad()
     def put(self, scorer: Mapping[str, torch.Tensor]) -> None:
-        """Set the trained tensors from the tensors of an equivalent scorer; this reverses the method `scorer`.
-
-        The equivalent scorer takes inputs without standardisation, and its outputs are not divided by `unit`.
-        """
+        """Set the trained tensors from an equivalent scorer for raw inputs and outputs; this reverses `scorer`."""
         standardised = {
             "w1": scorer["w1"] * self.deviation[..., None],
             "b1": scorer["b1"] + (self.mean[..., None] * scorer["w1"]).sum(dim=-2),
@@ -87,9 +111,6 @@ class TrainedScorer:
         }
         for name, parameter in self.parameters.items():
             parameter.copy_(standardised[name])
-
-    def with_gradient(self, loss: torch.Tensor) -> torch.Tensor:
-        return with_gradient(loss, self.parameters.values())
 
 
 class ScorerRecipe(TraceRecipe):
@@ -130,13 +151,11 @@ class ScorerRecipe(TraceRecipe):
 
     @classmethod
     def answers(cls, settings: Settings, longest: int) -> Answers:
-        """Return the made-up values that the code of a recipe gets when it reads values of tensors in a rehearsal.
+        """Return the made-up values: every integer that the code reads in a rehearsal is the budget.
 
-        The tensors of a rehearsal have sizes, but no values. Every integer that the code reads is the budget. The
-        number of True values in a mask depends on the mask's length n. If n is above the budget, the mask has n - r
-        True values, where r is the number of newest tokens that the method protects. Otherwise it has as many True
-        values as the interval, but at most n. Budget and interval are `long_budget` and `long_interval` if `longest`
-        exceeds the option `long` and `long` is not 0.
+        A mask of n elements has n - r True ones if n is above the budget, where r is the number of newest tokens that
+        the method protects. Otherwise it has as many True ones as the interval, but at most n. Budget and
+        interval are `long_budget` and `long_interval` if `longest` exceeds the option `long` and `long` is not 0.
         """
         more = settings.more
         longer = "long_" if 0 < more.get("long", 0) < longest else ""
@@ -153,12 +172,12 @@ class ScorerRecipe(TraceRecipe):
         return [f"{short}; {len(self.traces)} train, {len(self.test)} are held out."] if self.too_short else []
 
     def _evicted(self, traces: Sequence[Trace]) -> list[Trace]:
-        """Return the traces that are long enough for an eviction. Raises UserError when none is."""
+        """Return those of the traces that are long enough for an eviction. Raises UserError when none is."""
         evicted = [trace for trace in traces if self.evictions_of(trace).evicts(trace)]
         if not evicted:
             raise UserError(
-                f"no answer is long enough for an eviction at a budget of {self.evictions.budget}, so there is nothing "
-                "to train on. Give questions with longer answers, or a smaller --opt budget."
+                "all answers to train on, or all held-out answers, are too short for an eviction at a budget of "
+                f"{self.evictions.budget}. Give questions with longer answers, or a smaller --opt budget."
             )
         return evicted
 

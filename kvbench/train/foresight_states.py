@@ -74,7 +74,7 @@ class Evictions:
         longest: int,
         within: Literal["mean", "max"] = "mean",
     ) -> None:
-        self.method, self.budget, self.interval, self.within = method, budget, interval, within
+        self.budget, self.interval, self.within = budget, interval, within
         self.recent = method.protect(budget).at(interval).recent
         self._take: Take = ignore
 
@@ -96,10 +96,7 @@ class Evictions:
         return self._read(self._full, [trace.forced()], {})
 
     def golden(self, trace: Trace, take: Take | None = None) -> TraceReading:
-        """Read the trace while the oracle `golden` evicts; return the record of the reading.
-
-        take: called with each eviction; the record then keeps no evictions.
-        """
+        """Read the trace while the oracle `golden` evicts; return the record of the reading. take: as in `drawn`."""
         traces = [trace.forced()]
         return self._read(self._golden, traces, read_future(self._full, traces, extreme=self.within == "max"), take)
 
@@ -147,7 +144,7 @@ class Evictions:
 class _Watched(Method):
     """A method that evicts what the method `judge` decides; it passes decision and scorer's inputs to `take`.
 
-    scorer: the method `foresightkv`; the engine collects the columns and states that it declares.
+    scorer: the method `foresightkv`, whose columns and states the engine collects.
     """
 
     scorer: Any

@@ -54,11 +54,11 @@ def run_from(model: Any, start: int, logits: int, inputs: Mapping[str, torch.Ten
 
 
 def in_blocks(call: AttentionCall, attend_block: Attend, rows: int = ROWS) -> torch.Tensor:
-    """Return the attention output [b, n, Hq, Dv] of a whole sequence, computed for `rows` queries at a time.
+    """Return the attention output [b, n, Hq, Dv] of a whole sequence, computed in blocks of `rows` queries.
 
-    attend_block: returns the output of one block. Its arguments: the position of the block's first query, the block's
-    queries, and all keys and values up to its last query. If there are several blocks, the backward pass recomputes
-    each of them, so that memory holds the attention weights of one block only.
+    attend_block: returns the output of one block. Its arguments: the position of the block's first query; the block's
+    queries; all keys and all values up to the block's last query. If there are several blocks, the backward pass
+    recomputes each of them, so that memory holds the attention weights of one block only.
     """
     n = call.key.shape[2]
     again = n > rows and torch.is_grad_enabled()

@@ -74,7 +74,7 @@ def collecting(longest: int, questions: int, sampling: Sampling) -> Generation:
 
 
 def slots_for(loaded: LoadedModel, generation: Generation) -> int:
-    """Return how many answers a device generates at once: `generation.slots`, or fewer if its memory is too small."""
+    """Return how many answers the model's device can generate at once: `generation.slots`, or fewer if not all fit."""
     total = memory.total(loaded.device)
     need = generation.need(shape_of_model(loaded.model), loaded.device, loaded.dtype, total)
     return fitting(need, generation.slots, total, loaded.device)

@@ -28,34 +28,24 @@ from kvbench.errors import UserError, bare, quote
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.eviction.options import check_budget
-from kvbench.records import Request, Sampling
 from kvbench.sources.adapters import MERGE
 from kvbench.sources.quantised import form_of
 from kvbench.train import lora
 from kvbench.train.generation_memory import Generation
 from kvbench.train.recipe import Recipe, Settings, check_choices, check_least, drawing
+from kvbench.train.sparse_masks import Lifetimes
 from kvbench.train.sparse_pass import RECOMPUTE, recomputes
 from kvbench.train.traces import Question
-from kvbench.train.trained_model import model_files, save_folder
+from kvbench.train.trained_model import save_folder, write_model
 
 ADAPTER = "adapter"  # folder of a trained adapter
 
 
 class SparseRecipe(Recipe):
-    """The base class of recipes that train the model to work with an evicted cache.
-
-    `settings.more`:
-        method: the eviction method, with its options in parentheses.
-        budget, interval: of the evictions; a method that takes no budget ignores `budget`.
-        slots: answers generated at once. micro: answers per forward pass with gradients.
-        recompute: gradient checkpointing (auto, on, off).
-        precision: of weights and gradients; the optimiser updates float32 copies of bfloat16 weights.
-        lora: rank of an adapter, which alone is trained (`kvbench.train.lora`); 0: no adapter.
-        temperature, or the option that the class attribute `softness` names instead: divides the logits.
-    """
+    """The base class of recipes that train the model to work with an evicted cache."""
 
     kind, figure, higher = "model", "accuracy", True
-    softness: ClassVar[str] = "temperature"  # name of the option that divides the logits
+    softness: ClassVar[str] = "temperature"  # name of the option whose value divides the logits
 
     def __init__(self, loaded: LoadedModel, settings: Settings, test: Sequence[Question]) -> None:
         super().__init__(settings)
@@ -65,6 +55,7 @@ class SparseRecipe(Recipe):
         self.budget = int(more["budget"]) if self.method.takes_budget else None
         self.interval, self.micro, self.slots = int(more["interval"]), int(more["micro"]), int(more["slots"])
         self.temperature = float(more[self.softness])
+        self.lifetimes = Lifetimes()
         dtype = DTYPES[more["precision"]]
         for parameter in loaded.model.parameters():
             # Buffers keep their type: RoPE's frequencies, rounded to bfloat16, would move distant positions.
@@ -140,8 +131,7 @@ class SparseRecipe(Recipe):
 
     def rehearse_held_out(self) -> None:
         """Do nothing, because held-out figures take memory only while the engine generates answers. A plan counts this
-        memory from what `generations` returns.
-        """
+        memory from what `generations` returns."""
 
     def generations(self) -> Sequence[Generation]:
         longest = max(len(q.ids) + q.max_new_tokens for q in self.test)
@@ -163,7 +153,7 @@ class SparseRecipe(Recipe):
         lies beside the adapter's folder, and its card has no fingerprint.
         """
         if self.adapter is None:
-            folder, card = save_folder(out / self.kind, model_files(self.loaded), base, made=made)
+            folder, card = save_folder(out / self.kind, partial(write_model, self.loaded), base, made=made)
             beside, trained = folder, replace(base, fingerprint=fingerprint(self.loaded.model))
         else:
             write = partial(self.adapter.save, base_model=base.name)
@@ -210,21 +200,6 @@ class SparseRecipe(Recipe):
     def _accuracy(self, method: Method, budget: int | None) -> float:
         asked = {q.name: q for q in self.test}
         right = 0
-        for answer in self.engine(self.test, method, budget, 1, None).generate(request(q, q.name) for q in self.test):
+        for answer in self.engine(self.test, method, budget, 1, None).generate(q.request(q.name) for q in self.test):
             right += asked[answer.request.doc_id].is_right(answer.text)
         return right / len(self.test)
-
-
-def request(
-    question: Question, name: str, samples: int = 1, sampling: Sampling | None = None, seed: int = 0
-) -> Request:
-    """Return a request for `samples` answers to a question; `name` and `seed` determine the sampling noise."""
-    return Request(
-        task="train",
-        doc_id=name,
-        prompt_ids=question.ids,
-        samples=tuple(range(samples)),
-        max_new_tokens=question.max_new_tokens,
-        sampling=sampling or Sampling(),
-        seed=seed,
-    )

@@ -9,7 +9,7 @@ sentences. Their last sentence asks for one code (`text_examples`) or for all co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,7 @@ SUBJECTS = ("The ferry", "A late train", "The gardener", "Her neighbour", "The s
 ACTIONS = ("crossed the square", "waited for the rain to end", "mended the wooden gate", "counted the lamps again")
 ENDINGS = ("before noon.", "without a word.", "as on every other day.", "while the bells rang.", "and went home early.")
 NOTES, SENTENCES = 6, 120
+LONGEST = 4096  # most tokens of a text of `text_examples`, even if the model's context is longer
 PASSKEYS, SHORTEST = 10, 1000
 
 
@@ -56,26 +57,17 @@ def is_tiny(loaded: LoadedModel) -> bool:
 def examples(loaded: LoadedModel, count: int, seed: int, longest: int) -> list[Example]:
     """Return `count` examples: problems of lookup-8 for the built-in model, `passkey_examples` for other models.
 
-    longest: the most tokens of a text; not used for the built-in model. Raises SetupError when `longest` or the context
-    of another model is too short for a text.
+    longest: the most tokens of a text; ignored for the built-in model. For other models, raises SetupError when
+    `longest` or the model's context is too short for a text.
     """
     if is_tiny(loaded):
         return tiny_examples(count, seed)
-    return passkey_examples(encoder(loaded), count, seed, first_ids(loaded), min(loaded.context, longest))
+    return passkey_examples(loaded, count, seed, longest)
 
 
 def source(loaded: LoadedModel) -> str:
     """Return a description, for a card, of the examples that this model gets."""
     return "problems of lookup-8" if is_tiny(loaded) else "codes among unrelated sentences, English"
-
-
-def encoder(loaded: LoadedModel) -> Encode:
-    return lambda text: list(loaded.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def first_ids(loaded: LoadedModel) -> list[int]:
-    start = loaded.tokenizer.bos_token_id
-    return [] if start is None else [start]
 
 
 def tiny_examples(count: int, seed: int) -> list[Example]:
@@ -104,37 +96,43 @@ def _of_lookup(problem: Problem) -> Example:
     return Example(tuple(ids([*prompt, *solution])), tuple(rows), tuple(evidence))
 
 
-def text_examples(encode: Encode, count: int, seed: int, first: Sequence[int], longest: int) -> list[Example]:
+def text_examples(loaded: LoadedModel, count: int, seed: int) -> list[Example]:
     """Return `count` English texts with six codes each; the question at the end asks for one code.
 
-    A text has at most 120 sentences without codes, and at most `longest` tokens. first: ids of the tokens before every
-    text. Raises SetupError when `longest` is too short.
+    A text has at most 120 sentences without codes, and at most `LONGEST` tokens. Raises SetupError when the model's
+    context is too short.
     """
+    longest = min(loaded.context, LONGEST)
     draws = [Draw("head tables", seed, number) for number in range(count)]
-    return [_of_notes(encode, draw, first, longest, notes=NOTES, asked=1, sentences=SENTENCES) for draw in draws]
+    return [_of_notes(loaded, draw, longest, notes=NOTES, asked=1, sentences=SENTENCES) for draw in draws]
 
 
-def passkey_examples(encode: Encode, count: int, seed: int, first: Sequence[int], longest: int) -> list[Example]:
+def passkey_examples(loaded: LoadedModel, count: int, seed: int, longest: int) -> list[Example]:
     """Return `count` English texts with ten codes each; the question at the end asks for all codes.
 
-    A text has about 1,000 to `longest` tokens. first: ids of the tokens before every text. Raises SetupError when
-    `longest` is too short.
+    A text has about 1,000 to `longest` tokens, but at most as many as the model's context. Raises SetupError when
+    `longest` or the context is too short for a text.
     """
+    longest = min(loaded.context, longest)
     draws = [Draw("passkeys", seed, number) for number in range(count)]
     sized = [(draw, draw.between(min(SHORTEST, longest), longest)) for draw in draws]
-    return [_of_notes(encode, d, first, n, notes=PASSKEYS, asked=PASSKEYS, sentences=n) for d, n in sized]
+    return [_of_notes(loaded, d, n, notes=PASSKEYS, asked=PASSKEYS, sentences=n) for d, n in sized]
 
 
-def _of_notes(
-    encode: Encode, draw: Draw, first: Sequence[int], longest: int, *, notes: int, asked: int, sentences: int
-) -> Example:
+def _of_notes(loaded: LoadedModel, draw: Draw, longest: int, *, notes: int, asked: int, sentences: int) -> Example:
     """Return one English text with `notes` codes among at most `sentences` other sentences.
 
     The question at its end asks for `asked` of the codes; the text and the answer have at most `longest` tokens.
     """
+
+    def encode(text: str) -> list[int]:
+        return list(loaded.tokenizer(text, add_special_tokens=False)["input_ids"])
+
     places = draw.sample(PLACES, notes)
     codes = [f"{draw.between(10000, 99999)}" for _ in places]
     wanted = draw.sample(range(notes), asked)
+    start = loaded.tokenizer.bos_token_id
+    first = [] if start is None else [start]
     head = [*first, *encode("Remember the codes in these notes.\n")]
     facts = [(encode(f" The code of {p} is"), encode(f" {code}"), encode(".")) for p, code in zip(places, codes)]
     what = f"is the code of {places[wanted[0]]}" if asked == 1 else "are the codes"

@@ -112,14 +112,14 @@ def read(source: Path, module: str) -> Checkpoint:
 
 
 def _layers(source: Path, module: str, tensors: Mapping[tuple[int, str], torch.Tensor]) -> Layers:
-    """Group the tensors by layer, in float32. Raises SetupError for a missing layer, or a tensor with a wrong number of
-    dimensions."""
+    """Group the tensors by layer, in float32. Raises SetupError for a missing layer, and for a tensor that is sparse or
+    has a wrong number of dimensions."""
     layers: dict[int, dict[str, torch.Tensor]] = {}
     for (at, name), tensor in tensors.items():
         if tensor.layout != torch.strided or published_checkpoints.dimensions(module, name) not in (None, tensor.dim()):
             raise SetupError(
-                f"{quote(source)}: tensor {quote(name)} of layer {at} has the shape {list(tensor.shape)}, which no "
-                f"{module} has; the checkpoint is damaged. Download it again."
+                f"{quote(source)}: tensor {quote(name)} of layer {at} (shape {list(tensor.shape)}) is sparse or has a "
+                "wrong number of dimensions; the checkpoint is damaged. Download it again."
             )
         layers.setdefault(at, {})[name] = tensor.float()
     lacking = [i for i in range(len(layers)) if i not in layers]
@@ -209,13 +209,13 @@ def _gates(
         kinds = [kind for kind in kinds if kind in (gate, config.get("retention_gate"))] or _by_size(layer, model)
     if len(kinds) != 1:
         raise UserError(
-            "the kind of gate is ambiguous: rg reads hidden states, rg2 reads keys and values, and both inputs have "
-            "the same size in this model. Give --gate rg or --gate rg2."
+            "the kind of gate is ambiguous: rg reads hidden states, rg2 reads keys and values, and the size of the "
+            "gate's input fits both or neither. Give --gate rg or --gate rg2."
         )
     tensors = published_checkpoints.gates(checkpoint.layers, kinds[0])
     form = form_of(tensors)
     assert form is not None
-    if why := form.misfit(tensors, model):
+    if why := misfit(tensors, form.shapes(model)):
         raise SetupError(f"gate weights do not fit the model: {why}. Give weights that were trained for this model.")
     about = {"gate": form.gate, "tie": form.tie, "width": form.width}
     about |= {name: config[name] for name in ("base_model", "memory_size", "global_capacity") if name in config}
@@ -223,10 +223,7 @@ def _gates(
 
 
 def _by_size(layer: Mapping[str, torch.Tensor], model: Sizes) -> list[Gate]:
-    """Return the kinds of gate whose input size in this model equals that of the tensors.
-
-    A gate of kind rg reads the hidden state; a gate of kind rg2 reads the keys and values of all heads.
-    """
+    """Return the kinds of gate whose input size in this model equals that of the tensors."""
     inputs = layer["linear1.weight"].shape[1]
     sizes: dict[Gate, int] = {
         "rg": model["hidden_size"],
@@ -239,7 +236,7 @@ def _scorer(checkpoint: Checkpoint, model: Sizes) -> tuple[dict[str, torch.Tenso
     layers = [{n: t for n, t in layer.items() if n not in published_checkpoints.UNUSED} for layer in checkpoint.layers]
     if layers[0].keys() != published_checkpoints.SCORERS.keys():
         found = ", ".join(sorted(layers[0]))
-        raise SetupError(f"the tensors {found} are not those of a ForesightKV scorer. Give a checkpoint of one.")
+        raise SetupError(f"the tensors {found} are not those of a ForesightKV scorer. Give a checkpoint of a scorer.")
     _same_heads("scorer", len(layers), len(layers[0]["fc1.weight"]), model)
     tensors = published_checkpoints.scorer(layers)
     inputs, hidden = tensors["w1"].shape[2:]

@@ -1,7 +1,4 @@
-"""Splits a rehearsal's ledger, the record of its memory over time, into segments.
-
-A segment begins and ends where a pass enters or leaves a decoder layer.
-"""
+"""Splits a rehearsal's ledger, the record of its memory over time, into segments at the borders of decoder layers."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ def layers_of(model: Any) -> list[nn.Module]:
 
 @contextmanager
 def marked(model: Any, ledger: Ledger) -> Iterator[None]:
-    """While the block runs, begin a new segment of the ledger at every border of a decoder layer.
+    """Inside the `with` statement, begin a new segment of the ledger at every border of a decoder layer.
 
     A border is a moment when the forward pass enters or leaves a layer, or when the backward pass enters a layer.
     """

@@ -15,7 +15,7 @@ LOCK = "lock"
 
 @contextmanager
 def alone(out: Path) -> Iterator[None]:
-    """Lock the folder `out` of a training while the block runs.
+    """Hold the lock on a training's folder `out` inside the `with` statement.
 
     If several processes share the training, only the first one takes the lock. Raises RunInUseError if another training
     holds or may hold the lock, SetupError if the lock file cannot be made.

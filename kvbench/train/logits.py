@@ -24,20 +24,18 @@ PREDICTIONS = 512  # most predictions whose logits, [PREDICTIONS, V], are in mem
 Read = Callable[..., torch.Tensor]  # called with a block's first position, and each tensor's part [b, t, D]
 
 
-def final_states(
-    model: Any, handler: Handler | None, *, start: int = 0, last: int = 0, hidden: bool = False, **inputs: torch.Tensor
-) -> torch.Tensor:
+def final_states(model: Any, handler: Handler | None, *, last: int = 0, **inputs: torch.Tensor) -> torch.Tensor:
     """Run a differentiable forward pass; return the hidden states [b, n, D] that the head reads.
 
     handler: computes every layer's attention; None: the caller has already replaced the model's attention, as it must
-    if the backward pass recomputes layers. last: the number of last positions whose states are returned; 0: all. Other
-    arguments as in `kvbench.train.forward.forward`. Raises UserError when the model's forward pass calls no decoder.
+    if the backward pass recomputes layers. last: the number of last positions whose states are returned; 0: all.
+    inputs: as in `kvbench.train.forward.forward`. Raises UserError when the model's forward pass calls no decoder.
     """
     found: list[Any] = []
     hooks = [d.register_forward_hook(lambda module, args, out: found.append(out)) for d in _decoders(model)]
     try:
-        with route(model, handler, hidden) if handler else contextlib.nullcontext():
-            run_from(model, start, 1, inputs)
+        with route(model, handler) if handler else contextlib.nullcontext():
+            run_from(model, 0, 1, inputs)
     finally:
         for hook in hooks:
             hook.remove()
@@ -54,15 +52,15 @@ def logits_of(model: Any, states: torch.Tensor) -> torch.Tensor:
         return model(input_ids=tokens, attention_mask=None, use_cache=False, logits_to_keep=0).logits.float()
 
 
-def by_blocks(read: Read, *states: torch.Tensor, predictions: int | None = None) -> torch.Tensor:
+def by_blocks(read: Read, *states: torch.Tensor) -> torch.Tensor:
     """Apply `read` to blocks of positions of the hidden states [b, n, D]; return the joined results, [b, n, ...].
 
     read: called with a block's first position, and the block's part [b, t, D] of each tensor; returns [b, t, ...].
-    predictions: the most positions of a block, counted over all sequences; None: `PREDICTIONS`. If there are several
-    blocks, the backward pass calls `read` again for each, so that memory holds the logits of one block only.
+    A block has at most `PREDICTIONS` positions, counted over all sequences. If there are several blocks, the backward
+    pass calls `read` again for each.
     """
     b, n, _ = states[0].shape
-    rows = max(1, (predictions or PREDICTIONS) // b)
+    rows = max(1, PREDICTIONS // b)
     again = n > rows and torch.is_grad_enabled()
     parts = []
     for first in range(0, n, rows):
@@ -91,7 +89,7 @@ class _Final(BaseModelOutput):
 
 @contextlib.contextmanager
 def _decoder_returns(model: Any, states: torch.Tensor) -> Iterator[None]:
-    """While the block runs, calls of the model's decoder return `states` at once."""
+    """Inside the `with` statement, make calls of the model's decoder return `states` at once."""
     decoders = _decoders(model)
     for decoder in decoders:
         decoder.forward = lambda *args, **kwargs: _Final(last_hidden_state=states)  # type: ignore[arg-type]

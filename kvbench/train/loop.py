@@ -119,7 +119,7 @@ class _Training:
         self.step, self.seconds = 0, 0.0
 
     def begin(self) -> None:
-        """Continue from the folder's checkpoint; if there is none, compute the held-out figures before training.
+        """Continue from the folder's checkpoint; if there is none, delete its logs and compute the held-out figures.
 
         Raises UserError when the checkpoint has other settings (see `_continues`).
         """
@@ -133,8 +133,8 @@ class _Training:
             self.state["before"] = self.held_out()
 
     def advance(self) -> dict[str, float]:
-        """Take one step: update the parameters; return the loss of the whole batch, and the recipe's figures for this
-        process's part of the batch.
+        """Take one step: update the parameters and append a line to the log. Return the loss of the whole batch, and
+        the recipe's figures for this process's part of the batch.
 
         Raises SetupError when the loss or the gradient is not finite.
         """

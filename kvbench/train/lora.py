@@ -66,7 +66,7 @@ class Lora:
 
     @contextmanager
     def switched_off(self) -> Iterator[Any]:
-        """Yield the model with the adapter switched off: while the block runs, it predicts like the original model."""
+        """Yield the model; inside the `with` statement its adapter is off, so it predicts as the original model."""
         with self.attached.disable_adapter():
             yield self.model
 
@@ -85,7 +85,7 @@ class Lora:
 def _places(model: Any, wanted: str) -> list[str]:
     """Return the full names of the decoder's linear layers that get an adapter.
 
-    wanted: the last parts of the layers' names, separated by commas, such as "q_proj,v_proj"; "all": every one.
+    wanted: the last parts of the layers' names, separated by commas, such as "q_proj,v_proj"; or "all" for all layers.
     Raises UserError for an unknown name, or if the decoder has no linear layers.
     """
     inside = {id(module) for module in text_model(model).modules() if type(module) is torch.nn.Linear}

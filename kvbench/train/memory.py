@@ -5,23 +5,24 @@ for a batch of the longest items; the update by the optimiser; the held-out figu
 
 For a model with more than three decoder layers, all alike, the code runs with two layers and with three. The borders
 of the layers divide the computation into segments (`kvbench.train.layer_marks`). In every segment, the bytes are a
-constant plus a multiple of the number of layers. So the bytes for the whole model follow from these two runs. For any
-other model, the code runs with all layers.
+constant plus a multiple of the number of layers. So the bytes for the whole model follow from these two rehearsals. For
+any other model, the code runs with all layers.
 """
 
 from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from kvbench.engine import memory
 from kvbench.engine.attention.geometry import read_layers
-from kvbench.engine.model.load import LoadedModel
+from kvbench.engine.model.load import LoadedModel, pick_device
 from kvbench.engine.model.shape import on_meta, shape_of_model
 from kvbench.eviction.checks import unread
 from kvbench.eviction.planned_device import planned_for
@@ -62,13 +63,39 @@ class Phase:
 @dataclass(frozen=True, slots=True)
 class _Run:
     """The results of one rehearsal: the memory in each phase, segment by segment; the recipe's `generations`; the
-    weights' dtype; and the number of items whose tensors the recipe stored.
-    """
+    weights' dtype; and the number of items whose tensors the recipe stored."""
 
     segments: dict[str, list[Segment]]
     generations: Sequence[Generation]
     dtype: torch.dtype
     stored: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """The device for which a training is planned: GPU or CPU, and the bytes of its memory.
+
+    processes: how many processes train, each on its own device of this kind.
+    """
+
+    gpu: bool
+    total: int
+    processes: int = 1
+
+    @classmethod
+    def of(cls, name: str, total: int | None, processes: int) -> Device:
+        """Return the device called `name` (as in --device), or a GPU with `total` bytes of memory if `total` is given.
+
+        Such a GPU need not exist on this machine.
+        """
+        if total is not None:
+            return cls(gpu=True, total=total, processes=processes)
+        device = pick_device(name)
+        return cls(gpu=device.type == "cuda", total=memory.total(device), processes=processes)
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device("cuda" if self.gpu else "cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +107,7 @@ class Rehearsal:
         items, held_out: a few made-up items to train on and to hold out, each as long as the training's longest item.
         count: how many items the real training has, including those that it holds out.
         longest: tokens of each made-up item.
-        dtype: dtype of the loaded weights; gpu: whether to count for a GPU; total: bytes of the device's memory.
-        processes: how many processes divide each batch among them.
+        dtype: dtype of the loaded weights; device: the device for which to count.
     """
 
     recipe: type[Recipe]
@@ -92,18 +118,11 @@ class Rehearsal:
     count: int
     longest: int
     dtype: torch.dtype
-    gpu: bool
-    total: int
-    processes: int = 1
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cuda" if self.gpu else "cpu")
+    device: Device
 
     def phases(self) -> list[Phase]:
         """Return the phases of the training, including those in which it generates answers, but without the collection
-        of answers before the training.
-        """
+        of answers before the training."""
         layers = int(self.config.get_text_config().num_hidden_layers)
         whole = self._loaded(layers)
         if layers <= FEWEST + 1 or not _alike(whole):
@@ -143,14 +162,14 @@ class Rehearsal:
 
         held: bytes, by part, that the training holds at the same time.
         """
-        need = generation.need(shape_of_model(model), self.device, dtype, self.total)
+        need = generation.need(shape_of_model(model), self.device.torch_device, dtype, self.device.total)
         return Phase(generation.phase, held + parts(need, generation.slots), f"{generation.slots} slots")
 
     def collecting(self, generation: Generation) -> Phase:
         """Return the phase in which answers are collected, with as many of `generation.slots` slots as fit."""
         model = self._loaded(int(self.config.get_text_config().num_hidden_layers)).model
-        need = generation.need(shape_of_model(model), self.device, self.dtype, self.total)
-        slots = fitting(need, generation.slots, self.total, self.device)
+        need = generation.need(shape_of_model(model), self.device.torch_device, self.dtype, self.device.total)
+        slots = fitting(need, generation.slots, self.device.total, self.device.torch_device)
         note = f"{slots} slots" + (f", as many of {generation.slots} as fit" if slots < generation.slots else "")
         return Phase(generation.phase, Parts({WEIGHTS: need.weights}) + parts(need, slots), note)
 
@@ -159,7 +178,7 @@ class Rehearsal:
         loaded = self._loaded(layers)
         ledger = Ledger(part_by_shape(loaded), self.recipe.answers(self.settings, self.longest))
         done: dict[str, list[Segment]] = {}
-        with unread(), planned_for(gpu=self.gpu), ledger, marked(loaded.model, ledger):
+        with unread(), planned_for(gpu=self.device.gpu), ledger, marked(loaded.model, ledger):
             ledger.name((*loaded.model.parameters(), *loaded.model.buffers()), WEIGHTS)
             make: Any = type(self.recipe.__name__, (self.recipe,), {"stores": sys.maxsize})
             recipe: Recipe = make(loaded, self.settings, self.items, self.held_out)
@@ -182,7 +201,7 @@ class Rehearsal:
     def _optimiser(self, recipe: Recipe, ledger: Ledger) -> ShardedAdamW:
         parameters = recipe.parameters()
         how = {"beta2": self.settings.beta2, "weight_decay": self.settings.weight_decay}
-        optimiser = ShardedAdamW(parameters, _Alone(self.processes), **how)
+        optimiser = ShardedAdamW(parameters, _Alone(self.device.processes), **how)
         for name, part in optimiser.parts.items():
             ledger.name((part.exp_avg, part.exp_avg_sq), MOMENTS)
             if parameters[name].dtype != torch.float32:  # else a view
@@ -196,7 +215,7 @@ class Rehearsal:
         To save time, there are at most two calls, and a call gets at most two items if its items have more than `ROOM`
         tokens. A second call, or item, is enough to show which tensors of the first one stay in memory.
         """
-        whole = self.settings.batch // self.processes
+        whole = self.settings.batch // self.device.processes
         once = min(recipe.at_once or whole, whole)
         size = once if once * self.longest <= ROOM else min(once, 2)
         return [slice(0, size), slice(size, 2 * size)][: 1 if once == whole else 2]
@@ -218,7 +237,7 @@ class Rehearsal:
 class _Alone(Processes):
     """Stands in for one of several processes: it holds its part of each tensor, and exchanges nothing with others."""
 
-    def average(self, tensors: Iterable[torch.Tensor]) -> None:
+    def average(self, tensor: torch.Tensor) -> None:
         return None
 
     def share_parts(self, row: torch.Tensor) -> None:
@@ -233,10 +252,9 @@ class _Tokenizer:
 
 
 def _name_held(recipe: Recipe, loaded: LoadedModel, ledger: Ledger) -> None:
-    """Assign tensors to parts of memory, by which the ledger counts bytes. Trained tensors outside the model are one
-    part, and the model's weights, trained or not, are another. Each further model that the recipe holds is a part of
-    its own, named after the recipe's attribute.
-    """
+    """Tell the ledger to which part of memory each tensor belongs. Trained tensors outside the model are one part, and
+    the model's weights, trained or not, are another. Each further model that the recipe holds is a part of its own,
+    named after the recipe's attribute that holds this model."""
     ledger.name(recipe.parameters().values(), TRAINED)
     for name, value in vars(recipe).items():
         if isinstance(value, nn.Module):
@@ -270,10 +288,7 @@ def _extended(few: Sequence[Segment], more: Sequence[Segment], layers: int) -> l
             return zip(small.points, large.points)
         return iter([(small.peak, large.peak)])  # the code looped over layers: only peaks compare
 
-    pairs = zip(few, _outer(more), strict=True)
+    # inner layers need no more memory than the first or last one
+    outer = (segment for segment in more if not segment.label.endswith(INNER))
+    pairs = zip(few, outer, strict=True)
     return [Segment(small.label, [grown(*point) for point in points(small, large)]) for small, large in pairs]
-
-
-def _outer(segments: Sequence[Segment]) -> Iterator[Segment]:
-    """Yield all segments except those of inner layers, which need no more memory than the first or last layer."""
-    return (segment for segment in segments if not segment.label.endswith(INNER))

@@ -106,7 +106,7 @@ class ShardedAdamW:
         gradient = torch.zeros_like(p) if p.grad is None else p.grad
         p.grad = None
         gradient = gradient.float().contiguous()
-        self.processes.average([gradient])
+        self.processes.average(gradient)
         own = self._own(gradient)
         return own.clone() if len(own) < gradient.numel() else own, gradient.norm()
 

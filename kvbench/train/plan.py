@@ -10,16 +10,15 @@ import torch
 import transformers
 
 from kvbench.console.faults import words
-from kvbench.engine import memory
-from kvbench.engine.model.load import pick_device, pick_dtype
+from kvbench.engine.model.load import pick_dtype
 from kvbench.errors import KVBenchError
 from kvbench.sources import models
 from kvbench.train.catalogue import entry_of, recipe_class
 from kvbench.train.collection import Collection
-from kvbench.train.entry import COUNTS, FLAGS, Entry
+from kvbench.train.entry import FLAGS, Entry
 from kvbench.train.generation_memory import collecting
 from kvbench.train.head_data import Example
-from kvbench.train.memory import ROOM, Phase, Rehearsal
+from kvbench.train.memory import ROOM, Device, Phase, Rehearsal
 from kvbench.train.processes import Processes
 from kvbench.train.recipe import Settings
 from kvbench.train.rehearsal import Parts
@@ -29,29 +28,6 @@ PROMPT = 256  # assumed tokens of a prompt, if no setting limits prompts
 PREDICTED = 64  # assumed answer tokens of an example
 # Values of settings that lower the memory of a training, in the order in which a plan tries them.
 SMALLER: Mapping[str, Any] = {"recompute": "on", "micro": 1, "precision": "bfloat16", "slots": 4, "lora": 16}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
-    """The device for which a training is planned: GPU or CPU, and the bytes of its memory.
-
-    processes: how many processes train, each on its own device of this kind.
-    """
-
-    gpu: bool
-    total: int
-    processes: int = 1
-
-    @classmethod
-    def of(cls, name: str, total: int | None, processes: int) -> Device:
-        """Return the device called `name` (as in --device), or a GPU with `total` bytes of memory if `total` is given.
-
-        Such a GPU need not exist on this machine.
-        """
-        if total is not None:
-            return cls(gpu=True, total=total, processes=processes)
-        device = pick_device(name)
-        return cls(gpu=device.type == "cuda", total=memory.total(device), processes=processes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +74,7 @@ class TrainingPlan:
         Processes(device.processes).share(settings["batch"])
         context = int(getattr(config.get_text_config(), "max_position_embeddings", 1 << 20))
         prompt, answer, known = _lengths(settings, context)
-        dtype = pick_dtype(entry.dtype_for(settings), torch.device("cuda" if device.gpu else "cpu"))
+        dtype = pick_dtype(entry.dtype_for(settings), device.torch_device)
         several = min(settings["batch"] // device.processes, max(2, ROOM // (prompt + answer)))
         held_out = max(1, min(entry.held_out, ROOM // (prompt + answer)))
         tested_on = "questions" if entry.tested_on == "questions" else entry.learns_from
@@ -113,9 +89,7 @@ class TrainingPlan:
             count=settings["samples"] + entry.held_out,
             longest=prompt + answer,
             dtype=dtype,
-            gpu=device.gpu,
-            total=device.total,
-            processes=device.processes,
+            device=device,
         )
         phases, why = _collecting(entry, settings, context, rehearsal), ""
         try:
@@ -169,7 +143,7 @@ class TrainingPlan:
 
 def recipe_settings(values: Mapping[str, Any]) -> Settings:
     """Convert the values of all settings, by name, into the `Settings` that the recipe gets."""
-    numbers = {name: values[name] for name in (*COUNTS, "seed") if name in values and name != "samples"}
+    numbers = {name: values[name] for name in ("steps", "lr", "batch", "seed")}
     return Settings.of({name: value for name, value in values.items() if name not in (*FLAGS, "seed")}, **numbers)
 
 
@@ -192,7 +166,8 @@ def _lengths(settings: Mapping[str, Any], context: int) -> tuple[int, int, bool]
 def longest_item(kind: str, number: int, prompt: int, answer: int) -> Any:
     """Return a made-up item with `prompt` prompt tokens and `answer` answer tokens, all with the id 0.
 
-    kind: which kind of item the recipe needs (`Entry.learns_from`). number: becomes the item's name.
+    kind: which kind of item the recipe needs (`Entry.learns_from`). A question has no answer, only room for `answer`
+    tokens. number: becomes the item's name; an example has none.
     """
     ids, more = (0,) * prompt, (0,) * answer
     if kind == "examples":

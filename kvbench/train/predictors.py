@@ -30,8 +30,6 @@ FIRST = 8  # texts whose mean target is the initial bias of the output, for netw
 class PredictorRecipe(TraceRecipe):
     """Trains one network for each layer from which methods evict entries.
 
-    `settings.more`: width (hidden units), tokens (most tokens of a text), and settings of the subclass.
-
     Held-out figures, over all tokens: `loss`, and `r2`, the share of the targets' variance that the networks explain.
     `r2` is a mean over layers and KV heads.
     """
@@ -105,8 +103,8 @@ class PredictorRecipe(TraceRecipe):
         return {"loss": float(loss) / guess.shape[-1], "r2": r2}
 
     def pair(self, trace: Trace) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the predictions for the first n tokens of a trace, and their targets, both [L, Hk, n]; `text` says how
-        many tokens n is."""
+        """Return the predictions for the first n tokens of a trace, and their targets, both [L, Hk, n]; `text` returns
+        n."""
         hidden, target = self.read(trace)
         return torch.cat([self._predicted(layer, x, target) for layer, x in zip(self.layers, hidden)]), target
 
@@ -115,8 +113,8 @@ class PredictorRecipe(TraceRecipe):
         return self.predict(NewTokens(layer=layer, hidden=hidden, keys=none, values=none, weights=self.trained))
 
     def read(self, trace: Trace) -> tuple[Sequence[torch.Tensor], torch.Tensor]:
-        """Return each layer's hidden states [1, n, D] of a trace's first n tokens, and their targets [L, Hk, n]; `text`
-        says how many tokens n is."""
+        """Let the model read a trace. Return each layer's hidden states [1, n, D] of the first n tokens, and the
+        targets [L, Hk, n] of these tokens; `text` returns n."""
         ids, n = self.text(trace)
         found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 

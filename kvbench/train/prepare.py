@@ -1,6 +1,7 @@
 """Sets up a recipe for training: loads the model, and collects questions or examples.
 
-If the recipe learns from answers, the model answers the questions for which the data give no answer.
+If the recipe learns from answers, the model answers the questions for which the data give no answer
+(`Question.given`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import Any
 
 from kvbench.config.plugins import hash_of
 from kvbench.engine.model.load import LoadedModel, load, refuse_training
+from kvbench.engine.model.weights import find, load_weights, read_card
 from kvbench.errors import UserError, quote
+from kvbench.eviction.api import Weights
 from kvbench.sources import models
 from kvbench.train.answers import SharedAnswers
 from kvbench.train.catalogue import entry_of, recipe_class
@@ -24,7 +27,6 @@ from kvbench.train.data_place import locate
 from kvbench.train.entry import Entry
 from kvbench.train.head_data import Example, examples, source
 from kvbench.train.lock import alone
-from kvbench.train.origin import Origin
 from kvbench.train.processes import joined, own_device
 from kvbench.train.prompting import Prompting
 from kvbench.train.recipe import Recipe, Settings, check_choices
@@ -63,13 +65,11 @@ def prepare(
 ) -> Ready:
     """Load the model, collect the data, and return the recipe called `name`, ready to train.
 
-    If the recipe learns from answers, the model answers the questions that have no given answer (`Question.given`).
-
     Args:
         data: a file, folder or data set on the hub with questions or texts (`kvbench.train.data_place`). None: problems
             of the built-in tasks, or the recipe's own texts if it learns from examples.
         samples: the most questions or examples to train on, without those that the recipe holds out.
-        out: the folder of the training; it gets the answers.
+        out: the folder of the training, in which the answers are stored.
         prompting: how questions become prompts.
         continue_from: a weights file of a finished training, or its folder; these weights are the initial values.
         on_answer: called with the number of answers so far.
@@ -80,7 +80,7 @@ def prepare(
     check_choices(options, **CHOICES)
     collection = Collection.of(options)
     make = recipe_class(name)
-    origin = Origin.of(make, continue_from) if continue_from is not None else None
+    first, first_sha256 = _first_weights(make, continue_from) if continue_from is not None else (None, None)
     place = locate(data) if data is not None else None
     if place is not None:
         next(parsed_rows(place.path, prompting), None)  # report a wrong file before loading the model
@@ -89,7 +89,8 @@ def prepare(
     refuse_training(loaded)
     revision = models.revision(models.describe(model))  # describe again: loading may have downloaded the model
     make.check(loaded, options)
-    initial = origin.load(loaded) if origin is not None else None  # raises if they were made for another model
+    # Raises SetupError if the weights were made for another model.
+    initial = load_weights(first, None, loaded.model.config, loaded.device, loaded.fingerprint) if first else None
     about = place.name if place is not None else ", ".join(entry.tasks) or source(loaded)
     notes: list[str] = []
     items: Sequence[Question | Trace | Example]
@@ -124,13 +125,24 @@ def prepare(
     more["dtype"] = str(loaded.dtype).removeprefix("torch.")  # "auto" differs between machines
     if (plugin := hash_of(name, "recipe")) is not None:  # another version of the plug-in may train differently
         more["plugin_sha256"] = plugin
-    if origin is not None:
-        more["continue_from_sha256"] = origin.sha256
+    if first_sha256 is not None:
+        more["continue_from_sha256"] = first_sha256
     settings = Settings.of(more, steps=steps, lr=lr, batch=batch, seed=seed)
     recipe = make(loaded, settings, items, test)
     if initial is not None:
         recipe.continue_from(initial)
     return Ready(recipe, loaded, revision, notes + recipe.about_data())
+
+
+def _first_weights(recipe: type[Recipe], place: str) -> tuple[Weights, str]:
+    """Return where the weights of a finished training are, and the hash on their card. place: their file or its folder.
+
+    Raises UserError for a recipe that cannot start from such weights, SetupError if the file or its card is missing or
+    damaged.
+    """
+    recipe.check_origin(place)
+    weights = Weights(kind=recipe.kind, path=place, recipe=recipe.name)
+    return weights, str(read_card(find(weights, None)).get("sha256"))
 
 
 def _answered(
@@ -175,8 +187,8 @@ def _answered(
         too = ", also of the held-out questions" if ask_held_out else ""
         where = f" See the answers in {quote(out / ANSWERS)}." if generated else ""
         raise UserError(
-            f"no answer to the {which} can be used for training. Dropped answers{too}: {reasons}.{where} Give other "
-            "questions with --data, or other settings with --opt."
+            f"no answer to the {which} is usable. Dropped answers{too}: {reasons}.{where} Give other questions with "
+            "--data, or other settings with --opt."
         )
     used = f"{len(traces)} of {len(traces) + dropped.total()} answers are used; dropped: {reasons}."
     return items, test, [used] if dropped else []
@@ -226,8 +238,9 @@ def _divide(entry: Entry, questions: Iterable[Question], samples: int) -> tuple[
         )
     if not taken or len(held_out) < entry.held_out:
         raise UserError(
-            f"only {len(held_out) + len(taken)} questions or texts in --data fit the model and this recipe. The recipe "
-            f"holds out {entry.held_out} and needs at least one more to train on. Add questions."
+            f"too few questions or texts in --data fit the model and this recipe: {len(held_out)} to hold out (needed: "
+            f"{entry.held_out}), {len(taken)} to train on (needed: 1 or more). Add questions, with right answers if "
+            "the recipe needs them."
         )
     return taken, held_out
 

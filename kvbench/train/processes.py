@@ -81,16 +81,15 @@ class Processes:
                 distributed.recv(part, src=rank)
         return row
 
-    def average(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Replace each tensor by its mean over all processes, which then hold exactly the same numbers."""
+    def average(self, tensor: torch.Tensor) -> None:
+        """Replace a tensor by its mean over all processes, which then hold exactly the same numbers."""
         if self.count > 1:
-            for tensor in tensors:
-                distributed.all_reduce(tensor)
-                tensor /= self.count
+            distributed.all_reduce(tensor)
+            tensor /= self.count
 
     def mean(self, value: float) -> float:
         number = torch.tensor(value, dtype=torch.float64)
-        self.average([number])
+        self.average(number)
         return float(number)
 
     def first_says(self, yes: bool) -> bool:
@@ -116,19 +115,16 @@ def only_one() -> bool:
 
 
 def is_first() -> bool:
-    """Return whether this is the first process. Only the first process prints.
-
-    It also writes all files, except the answers of the other processes.
-    """
+    """Return whether this is the first process, which alone prints."""
     return os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager
 def joined() -> Iterator[Processes]:
-    """While the block runs, connect this process with the other processes of the training.
+    """Inside the `with` statement, connect this process with the other processes of the training.
 
-    Inside another `joined` block, it uses the connection of that block. Raises SetupError when the processes cannot
-    find each other, for example because their address is missing.
+    A nested `joined` uses the connection of the outer one. Raises SetupError when the processes cannot find each other,
+    for example because their address is missing.
     """
     if only_one():
         yield Processes()

@@ -40,9 +40,7 @@ class Settings:
 
     steps: int
     lr: float  # peak of AdamW's rate
-    schedule: str = OPTIMISER[
-        "schedule"
-    ]  # course of the rate after a linear warm-up of `warmup` steps, see `loop.rate`
+    schedule: str = OPTIMISER["schedule"]  # course of the rate after a linear warm-up of `warmup` steps: `loop.rate`
     warmup: int = OPTIMISER["warmup"]
     floor: float = OPTIMISER["floor"]  # smallest rate after the warm-up, divided by the peak
     beta2: float = OPTIMISER["beta2"]  # decay of AdamW's mean of squared gradients
@@ -156,8 +154,8 @@ class Recipe(ABC):
     def stored(self) -> Mapping[str, Sequence[torch.Tensor]]:
         """Return the tensors that the recipe keeps in memory for each item that it has read, by the item's name.
 
-        They save the recipe a reading of the item at later steps. Items that no longer fit into `stores` bytes have
-        none.
+        With these tensors, the recipe need not read the item again at later steps. Items whose tensors no longer
+        fit into `stores` bytes are missing.
         """
         return {}
 

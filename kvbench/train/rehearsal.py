@@ -27,8 +27,8 @@ ATTENTION, ACTIVATIONS = "attention tables", "activations"
 class Segment(NamedTuple):
     """A segment of a computation: what happens between two calls of `Ledger.mark`.
 
-    label: the label passed to the first of these calls. points: the bytes in use by part of memory (weights,
-    activations, ...), recorded at the beginning and after each new tensor.
+    label: the label passed to the first of these calls. points: for each part of memory (weights, activations, ...) the
+    bytes in use, recorded at the beginning and after each new tensor.
     """
 
     label: str

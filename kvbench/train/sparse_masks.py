@@ -42,15 +42,6 @@ class Lifetimes:
             gone[head, positions.long()] = False
         self._until[key][layer] = until.masked_fill_(gone, seen)
 
-    def rehearse(self, key: int, layers: Mapping[int, int], seen: int, budget: int, device: torch.device) -> None:
-        """Record a made-up eviction after `seen` tokens, for a rehearsal, which counts only the sizes of tensors.
-
-        As the kept entries of each head it records `budget` arbitrary positions. key: the noise key of the sequence,
-        under which the eviction is recorded. layers: number of heads by layer index.
-        """
-        for layer, heads in layers.items():
-            self(key, seen, layer, [torch.zeros(budget, dtype=torch.int64, device=device)] * heads)
-
     def clear(self) -> None:
         self._until.clear()
 

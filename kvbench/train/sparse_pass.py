@@ -18,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from kvbench.engine.attention.interface import route
 from kvbench.errors import UserError, quote
-from kvbench.train.forward import forward, recompute
+from kvbench.train.forward import recompute
 from kvbench.train.logits import by_blocks, final_states, logits_of
 from kvbench.train.sparse_masks import Lifetimes, SparseAttention
 
@@ -66,11 +66,6 @@ class Part:
         """
         return final_states(model, SparseAttention(until), last=self.targets.shape[1], input_ids=self.ids[:, :-1])
 
-    def logits(self, model: Any, until: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """Return the logits [b, n, V] of all targets at once, in float32. Only tests use this; it takes much memory."""
-        handler = SparseAttention(until)
-        return forward(model, handler, input_ids=self.ids[:, :-1], logits=self.targets.shape[1]).float()
-
     def tables(self, lifetimes: Lifetimes) -> dict[int, torch.Tensor]:
         return lifetimes.tables([s.keys for s in self.sequences], self.ids.shape[1] - 1)
 
@@ -78,7 +73,7 @@ class Part:
 # Computes the loss [b, t] of each prediction from logits [b, t, V], the tokens [b, t] that they predict and, if there
 # is a teacher, the teacher's logits [b, t, V].
 Objective = Callable[..., torch.Tensor]
-Teacher = Callable[[], AbstractContextManager[Any]]  # opens a block and yields the model that is the teacher inside it
+Teacher = Callable[[], AbstractContextManager[Any]]  # returns a context manager that yields the teacher model
 
 
 def add_up(
@@ -100,8 +95,8 @@ def add_up(
         objective: the loss of each token.
         micro: sequences per micro-batch.
         again: recompute activations in the backward pass instead of keeping them.
-        teacher: returns a context manager; inside its block, the model that it yields predicts with the full cache.
-            None: the loss needs no such predictions.
+        teacher: returns a context manager that yields the teacher, a model whose predictions with the full cache
+            `objective` gets too. None: the loss needs no teacher.
     """
     device = next(model.parameters()).device
     total = torch.zeros((), device=device)
@@ -158,7 +153,7 @@ def _recomputable(model: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def recomputed(model: Any, on: bool) -> Iterator[None]:
-    """While the block runs and if `on` is True, use gradient checkpointing in all layers that support it."""
+    """Inside the `with` statement, if `on` is True, use gradient checkpointing in all layers that support it."""
     layers = _recomputable(model) if on else []
     try:
         for layer in layers:

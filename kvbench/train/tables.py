@@ -6,10 +6,10 @@ give the numbers. Nothing is trained; a CPU is enough.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -65,8 +65,7 @@ def make(
     """
     loaded = load(describe(model).where, device=device)
     refuse_training(loaded)
-    module, _, function = TABLES[kind].partition(":")
-    estimator: Estimator = getattr(importlib.import_module(module), function)
+    estimator: Estimator = resolve_name(TABLES[kind])
     estimate = estimator(loaded, samples, seed, on_example)
     how: dict[str, Any] = {
         **estimate.made,

@@ -14,7 +14,7 @@ from functools import cache
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import SetupError, UserError, quote
-from kvbench.records import Request
+from kvbench.records import Request, Sampling
 from kvbench.replay.traces import ForcedTrace
 from kvbench.scoring.pool import ScorePool
 from kvbench.task import Doc, Output
@@ -50,6 +50,18 @@ class Question:
         """Return whether the question's judge finds `answer` right. Only for questions with a judge."""
         assert self.judge is not None
         return self.judge(answer)
+
+    def request(self, name: str, samples: int = 1, sampling: Sampling | None = None, seed: int = 0) -> Request:
+        """Return a request for `samples` answers; `name` and `seed` determine the sampling noise."""
+        return Request(
+            task="train",
+            doc_id=name,
+            prompt_ids=self.ids,
+            samples=tuple(range(samples)),
+            max_new_tokens=self.max_new_tokens,
+            sampling=sampling or Sampling(),
+            seed=seed,
+        )
 
     def given_answer(self) -> Answer:
         """Return the answer `given`, cut to `max_new_tokens`. Only for questions with a given answer.
@@ -112,8 +124,8 @@ def _exact(variant: Variant, number: int) -> Judge:
 def judge(reference: str, thinks: bool | None = None) -> Judge:
     """Return a function that decides whether a text states the right answer `reference` (LaTeX or a number).
 
-    It compares as the mathematics tasks do. If a comparison takes too long, the text counts as wrong. thinks: whether
-    the text begins with a thinking block; None if unknown.
+    The function compares answers as the mathematics tasks do. If a comparison takes too long, the text counts as wrong.
+    thinks: whether the text begins with a thinking block; None if unknown.
     """
     doc = Doc(doc_id="", turns=(), reference=reference)
 
@@ -190,18 +202,8 @@ def _ask(
     Returns the answers of all processes. Raises SetupError if answers of other processes are not in `file`.
     """
     answers: Answers = file.gather() if file else {}
-    todo = [
-        Request(
-            task="train",
-            doc_id=q.name,
-            prompt_ids=q.ids,
-            max_new_tokens=q.max_new_tokens,
-            sampling=collection.sampling,
-            seed=seed,
-        )
-        for q in asked.values()
-        if q.name not in answers
-    ][processes.rank :: processes.count]
+    left = [q for q in asked.values() if q.name not in answers][processes.rank :: processes.count]
+    todo = [q.request(q.name, sampling=collection.sampling, seed=seed) for q in left]
     if todo:
         # Slots as if this process answered all questions, so that its share does not change the answers: the last bits
         # of logits depend on the batch size.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -14,16 +13,13 @@ from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.weights import Base, card_path, config_hash, model_fields
 from kvbench.errors import SetupError, quote
 from kvbench.store.files import reason, remedy, replacing
+from kvbench.store.tables import sha256
 
 
-def model_files(loaded: LoadedModel) -> Callable[[Path], None]:
-    """Return a function that writes configuration, weights and tokenizer of a model into a folder, for transformers."""
-
-    def write(folder: Path) -> None:
-        loaded.model.save_pretrained(folder)
-        loaded.tokenizer.save_pretrained(folder)
-
-    return write
+def write_model(loaded: LoadedModel, folder: Path) -> None:
+    """Write configuration, weights and tokenizer of a model into a folder that transformers can load."""
+    loaded.model.save_pretrained(folder)
+    loaded.tokenizer.save_pretrained(folder)
 
 
 def save_folder(
@@ -43,7 +39,7 @@ def save_folder(
             "base_model": base.name,
             "model": model_fields(base.config),
             "config_sha256": config_hash(base.config),
-            "sha256": {path.name: _hash(path) for path in sorted(part.glob("*.safetensors"))},
+            "sha256": {path.name: sha256(path) for path in sorted(part.glob("*.safetensors"))},
             "kvbench": __version__,
             "made": dict(made),
         }
@@ -60,8 +56,3 @@ def save_folder(
             "command again."
         ) from error
     return folder, card
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

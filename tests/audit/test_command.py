@@ -107,7 +107,7 @@ def test_a_method_that_drops_something(model: str, capsys: pytest.CaptureFixture
         (["gkv", "--all"], "methods or --all"),
         (["gkv", "--parity", "."], "leave out METHOD"),
         (["--parity", "nowhere"], "is not a folder"),
-        (["gkv", "--method-opt", "windo=3"], "none of these methods has the option"),
+        (["gkv", "--method-opt", "windo=3"], "no audited method has the option"),
         (["gkv", "--method-opt", "h2o.recent=3"], "is not checked here"),
         (["gkv", "--method-opt", "window=none"], "takes a whole number"),
         (["gkv", "--plugin", "nowhere.py"], "does not exist"),

@@ -8,7 +8,9 @@ from kvbench.cli.bench_figures import bench_figures
 from kvbench.config.run_config import MethodChoice
 from kvbench.report.plots import svg
 from kvbench.runner.bench.results import Cost, Measured, Speed
-from kvbench.runner.bench.setting import Load, Setting, members
+from kvbench.runner.bench.setting import Load, Member, Setting
+
+GKV = MethodChoice(name="gkv")
 
 
 def measured(system: str, sequences: int, rate: float) -> Measured:
@@ -25,7 +27,7 @@ def measured(system: str, sequences: int, rate: float) -> Measured:
 
 
 def test_speeds_with_the_slowest_and_fastest_round_beside_the_baseline():
-    setting = Setting(members=members([MethodChoice(name="gkv")], (64, 128)), repeats=3)
+    setting = Setting(members=(Member(GKV, 64), Member(GKV, 128)), repeats=3)
     names = ("gkv @64", "gkv @128", "transformers")
     rows = [measured(name, n, 100.0 * n + i) for n in (1, 8) for i, name in enumerate(names)]
     [figure] = bench_figures(setting, rows)
@@ -42,13 +44,13 @@ def test_speeds_with_the_slowest_and_fastest_round_beside_the_baseline():
 
 
 def test_without_a_baseline_there_is_one_line():
-    setting = Setting(members=members([MethodChoice(name="gkv")], (128,)), baselines=())
+    setting = Setting(members=(Member(GKV, 128),), baselines=())
     [figure] = bench_figures(setting, [measured("gkv @128", 1, 100.0)])
     assert {v["method"] for v in figure.spec["data"]["values"]} == {"gkv @128"}
 
 
 def test_costs_are_drawn_at_the_ends_of_the_stretches():
-    setting = Setting(members=members([MethodChoice(name="gkv")], (128,)), baselines=(), stretch=512)
+    setting = Setting(members=(Member(GKV, 128),), baselines=(), stretch=512)
     row = measured("gkv @128", 8, 100.0)
     costs = tuple(Cost(tokens=end, us=us, low=us - 1, high=us + 2) for end, us in ((512, 30.0), (1024, 40.0)))
     _, figure = bench_figures(setting, [replace(row, warm=replace(row.warm, costs=costs))])

@@ -33,11 +33,8 @@ CALLS = {
 
 def asked(**typed: str | list[str] | None) -> bench_options.Asked:
     names = ("method", "budget", "method_opt", "preset", "scale", "baseline", "sequences", "samples", "prompt")
-    names += ("new-tokens", "stretch", "interval", "shape", "device", "dtype", "memory", "decode-attn", "threads")
-    names += ("compile-cpu",)
-    return bench_options.read(
-        dict.fromkeys((*names, "repeats")) | {k.replace("new_t", "new-t"): v for k, v in typed.items()}
-    )
+    names += ("new_tokens", "stretch", "interval", "shape", "device", "dtype", "memory", "decode_attn", "threads")
+    return bench_options.read(dict.fromkeys((*names, "compile_cpu", "repeats")) | typed)
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +211,7 @@ def test_what_is_typed_replaces_a_preset():
         ({"sequences": "all"}, "--sequences must be a whole number, 1 or more, or 'max'; got 'all'."),
         ({"prompt": "5,,6"}, "--prompt has an empty item at position 2"),
         ({"prompt": "131000", "new_tokens": "1,200"}, "make 131200 tokens"),
-        ({"stretch": "9", "new_tokens": "16,8"}, "it must be at most --new-tokens, 8."),
+        ({"stretch": "9", "new_tokens": "16,8"}, "give at most 8 (--new-tokens)."),
     ],
 )
 def test_wrong_values_are_refused(typed, message):

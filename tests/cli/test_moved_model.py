@@ -52,7 +52,7 @@ def session(calls: Callable, folder: Path) -> dict:
 def test_a_lost_model_is_told_with_the_command_that_gives_it(session: dict, case: str) -> None:
     assert session[case].code == 3
     assert session[case].err == (
-        "error: model folder './m' of run 'r1' does not exist. If it was moved, say where it is: "
+        "error: model folder './m' of run 'r1' does not exist. If it was moved, give its new path: "
         f"kvbench {CALLS[case]} --model PATH\n"
     )
     assert not session[case].torch

@@ -56,4 +56,4 @@ def test_the_list_of_commands_says_what_the_commands_say(name: str) -> None:
     command = load(name, _Group)
     assert command.name == name
     paragraph = (command.help or "").strip().split("\n\n")[0]
-    assert " ".join(paragraph.split()) == COMMANDS[name].about
+    assert " ".join(paragraph.split()) == COMMANDS[name]

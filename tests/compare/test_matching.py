@@ -197,7 +197,7 @@ def test_no_text_of_a_gated_task_is_quoted(make_run, rows) -> None:
 
 @pytest.mark.parametrize("sample", [-1, 2**20, 2**31 - 1])
 def test_samples_without_a_possible_number(side, rows, sample) -> None:
-    with pytest.raises(SetupError, match="the numbers of samples are whole, from 0"):
+    with pytest.raises(SetupError, match="the numbers of samples must be whole, from 0"):
         side("a", [row | {"sample": sample} for row in rows([1.0])])
 
 
@@ -215,7 +215,7 @@ def test_a_planted_drop_is_of_right_answers(side, rows) -> None:
     scores = [1.0 if number % 5 == 0 else 0.0 for number in range(50)]
     made = [row | {"doc_id": f"q{number:02}"} for number, row in enumerate(rows(scores))]
     assert [check.name for check in checks(side("a", made)) if not check.caught] == []
-    with pytest.raises(UserError, match="so no drop of the score can be planted"):
+    with pytest.raises(UserError, match="no drop of the score can be planted"):
         list(checks(side("b", made[:30])))
 
 

@@ -77,12 +77,12 @@ def test_what_a_file_registers_is_there_once(file: Path, monkeypatch: pytest.Mon
     ("source", "message"),
     [
         ("x = (\n", ", line 1: not Python ('(' was never closed)."),
-        ("import json\n1 / 0\n", ", line 2: ZeroDivisionError (division by zero) while it was imported."),
+        ("import json\n1 / 0\n", ", line 2: ZeroDivisionError (division by zero) while the file was imported."),
         (
             "import no_such_module\n",
-            ", line 1: ModuleNotFoundError (No module named 'no_such_module') while it was imported.",
+            ", line 1: ModuleNotFoundError (No module named 'no_such_module') while the file was imported.",
         ),
-        ("raise SystemExit(3)\n", ", line 1: SystemExit (3) while it was imported."),
+        ("raise SystemExit(3)\n", ", line 1: SystemExit (3) while the file was imported."),
         (
             "x = 1\n",
             " registers nothing; use @methods.register, @tasks.register or @recipes.register of kvbench.registry.",

@@ -72,7 +72,7 @@ def test_a_model_divided_among_gpus_gives_the_rows_of_the_cpu(command, tmp_path)
 def test_a_model_is_divided_among_gpus_only(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(shlex.split(f"run --method gkv {FEW} --device-map auto")) == 3
-    assert "--device-map auto divides a model among GPUs, but this run has none." in capsys.readouterr().err
+    assert "--device-map auto divides a model among GPUs; this run uses no GPU." in capsys.readouterr().err
     assert main(shlex.split(f"run --method gkv {FEW} --device-map auto --workers 2")) == 2
     assert "with --device-map auto one process uses all GPUs." in capsys.readouterr().err
     assert not (tmp_path / "results").exists()

@@ -8,4 +8,4 @@ from support.models import build
 
 @pytest.fixture(autouse=True)
 def drafts(monkeypatch):
-    monkeypatch.setattr("kvbench.engine.prefill.load_draft", lambda loaded: lambda name: build("qwen3"))
+    monkeypatch.setattr("kvbench.engine.probes.load_draft", lambda loaded, name: build("qwen3"))

@@ -17,7 +17,7 @@ def live(clocks: list[int], left: list[int]) -> list[Sequence]:
     requests = [
         Request(task="t", doc_id=str(i), prompt_ids=(1,), samples=(0,), max_new_tokens=n) for i, n in enumerate(left)
     ]
-    return [Sequence(r, sample=0, key=0, clock=clock) for r, clock in zip(requests, clocks)]
+    return [Sequence(r, sample=0, key=0, loaded=None, clock=clock) for r, clock in zip(requests, clocks)]
 
 
 @pytest.mark.parametrize("trigger", [Every(8), Every(5, after=3), Never()], ids=str)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.autograd.profiler import profile
 
-from kvbench.engine.drawing_bytes import drawing_bytes
+from kvbench.engine.footprint import drawing_bytes
 from kvbench.engine.sampler import next_tokens
 from kvbench.engine.state import Drawing, State
 from kvbench.records import Sampling

@@ -122,7 +122,7 @@ def test_the_attention_is_the_model_s_own():
     cos, sin = found[0].rotary(x, torch.tensor([[0, 40]]))
     assert cos.shape == sin.shape == (1, 2, loaded.geometry[0].head_dim)
     assert own_attention(loaded.model, loaded.geometry, ()) == {}
-    with pytest.raises(UserError, match="reads the attention of LlamaAttention; model type 'qwen3' has a layer"):
+    with pytest.raises(UserError, match="reads only attention of class LlamaAttention; model type 'qwen3' has a layer"):
         own_attention(loaded.model, loaded.geometry, ("LlamaAttention",))
 
 

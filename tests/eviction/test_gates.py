@@ -30,7 +30,7 @@ def tokens(weights, layer=1, count=4, seed=9):
 def test_every_form_is_known_by_its_tensors_and_answers(form):
     weights = drawn(form)
     assert form_of(weights) == form
-    assert form.misfit(weights, MODEL) == ""
+    assert misfit(weights, form.shapes(MODEL)) == ""
     log_beta = log_retention(tokens(weights))
     assert log_beta.shape == (2, 2, 4)
     assert log_beta.dtype == torch.float32
@@ -81,7 +81,8 @@ def test_what_is_no_gate():
     assert form_of({"out.weight": torch.zeros(2, 2)}) is None
     assert form_of(weights | {"out.weight": torch.zeros(1, 2, 3, 4)}) is None
     form = form_of(weights)
-    assert form.misfit(weights, MODEL | {"hidden_size": 11}) == "in.weight is [3, 5, 10]; this model needs [3, 5, 11]"
-    assert form.misfit(weights | {"more": torch.zeros(1)}, MODEL) == "more is not expected"
+    larger = form.shapes(MODEL | {"hidden_size": 11})
+    assert misfit(weights, larger) == "in.weight is [3, 5, 10]; this model needs [3, 5, 11]"
+    assert misfit(weights | {"more": torch.zeros(1)}, form.shapes(MODEL)) == "more is not expected"
     del weights["in.bias"]
     assert misfit(weights, form.shapes(MODEL)) == "in.bias is missing; this model needs [3, 5]"

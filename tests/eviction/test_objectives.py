@@ -21,7 +21,7 @@ def test_rows_without_an_order_do_not_count():
     scores = torch.tensor([[0.0, 1.0], [0.0, 1.0]], requires_grad=True)
     loss = ranking_loss(scores, torch.tensor([[1.0, 0.0], [0.5, 0.5]]), 0.5)
     assert loss.item() == pytest.approx(1.5)
-    nothing = ranking_loss(scores, torch.zeros(2, 2))
+    nothing = ranking_loss(scores, torch.zeros(2, 2), 0.01)
     nothing.backward()
     assert nothing.item() == 0
     assert float(scores.grad.abs().sum()) == 0

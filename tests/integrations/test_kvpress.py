@@ -135,7 +135,7 @@ def test_where_a_press_does_not_fit():
         make("ada-kv+kvpress:KnormPress", {})
     with pytest.raises(UserError, match="must name a method that can score heads of uneven lengths"):
         make("ada-kv", {"base": "kvpress:KnormPress"})
-    with pytest.raises(UserError, match=r"reads the attention of LlamaAttention, .* model type 'phi' has a layer "):
+    with pytest.raises(UserError, match=r"only attention of class LlamaAttention, .* model type 'phi' has a layer "):
         Engine(build("phi"), press("TOVAPress"), budget=32, interval=8, slots=1, max_tokens=120)
     with pytest.raises(UserError, match="reads the hidden states of the whole prompt, but --prefill chunked"):
         check_prefill(press("LeverageScorePress"), "chunked")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kvbench.methods.chunkkv import by_run, in_whole_runs, run_ranks
 
 from kvbench.errors import UserError
 from kvbench.eviction.select import decide
-from kvbench.eviction.terms.runs import by_run, in_whole_runs, run_ranks
 from kvbench.eviction.view import make_view
 from kvbench.registry import methods
 
@@ -78,8 +78,8 @@ def test_runs_are_those_of_the_text_after_an_eviction():
         ("triattention", "gives all heads equal budgets"),
         ("full", "gives all heads equal budgets"),
         ("snapkv+gkv", "must name one method, not two combined methods"),
-        ("chunkkv", "scores single entries"),
-        ("rkv(compat=reference)", "scores single entries"),
+        ("chunkkv", "gives every entry a score of its own"),
+        ("rkv(compat=reference)", "gives every entry a score of its own"),
     ],
 )
 def test_bases_that_are_refused(base, why):

@@ -61,7 +61,7 @@ def test_methods_and_tasks_stand_in_one_table(run: Path) -> None:
 
 def test_the_best_at_a_budget_names_the_methods_that_tie(run: Path) -> None:
     report = ScoreReport.make(load([run]))
-    best = {(table.task, one.budget): one for table in report.tables for one in table.best}
+    best = {(table.task, one.leader.budget): one for table in report.tables for one in table.best}
     assert set(best) == {(task, budget) for task in ("chain", "walk") for budget in (48, 64)}
     near = best["walk", 48]
     assert {near.leader.method, *(cell.method for cell in near.rivals)} == {"gkv", "rkv"}

@@ -43,10 +43,11 @@ def test_every_score_of_the_file_that_a_cell_can_have_is_read() -> None:
     every = published.every()
     assert len(every) == 76
     assert all(0 <= printed.value <= 1 for printed in every)
-    places = {(p.model, p.task, p.method, p.budget, p.name, p.table): p.value for p in every}
+    places = {(p.model, p.task, p.method, p.budget, p.row.method, p.row.table_or_figure): p.value for p in every}
     assert len(places) == len(every)
     assert {p.task for p in every} == {"aime24", "aime25", "amc23", "gpqadiamond", "livecodebenchreleasev3"}
-    table = {(p.method, p.budget): p for p in every if p.table == "Table 10" and p.model.startswith("deepseek")}
+    ten = [p for p in every if p.row.table_or_figure == "Table 10"]
+    table = {(p.method, p.budget): p for p in ten if p.model.startswith("deepseek")}
     assert table["duo(sparsity=0.75)", "-"].value == pytest.approx(0.033)
     assert table["foresightkv", "1024"].value == pytest.approx(0.446)
 

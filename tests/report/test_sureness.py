@@ -33,7 +33,7 @@ def test_the_printed_drop_is_that_of_the_printed_verdict(make_run: Callable, row
     methods = ("gkv", "rkv", "tova", "h2o")
     table = one(make_run("r1", rows("full", None, BASE), *(rows(m, 48, near(0.1)) for m in methods)))
     found = [c.against.paired for c in table.cells if c.against]
-    drops = [stats.smallest_drop(one.se, 29, alpha=0.05 / 4, sides=2, tail=one.tail) for one in found]
+    drops = [stats.smallest_drop(one.se, 29, alpha=0.05 / 4, tail=one.tail) for one in found]
     assert [c.against.judged.smallest_drop for c in table.cells if c.against] == pytest.approx(drops)
     (line,) = [note for note in table.notes if "80% power" in note]
     assert line == (

@@ -170,7 +170,7 @@ def test_without_a_shared_question_nothing_is_a_share(make_run: Callable, rows: 
     assert all(math.isnan(share) for share in gkv.of_full.values())
     assert gkv.against is None
     shown = text(ScoreReport.make(load([run])))
-    assert "shares of the full cache are over the shared ones only" in " ".join(shown.split())
+    assert "shares of the full cache are over shared questions only" in " ".join(shown.split())
 
 
 def test_what_an_unscored_answer_cost_is_a_share_too(make_run: Callable, rows: Callable) -> None:

@@ -146,8 +146,8 @@ def test_wrong_adapters_get_a_line_each(command, tmp_path):
         ("--adapter empty", 3, "adapter 'empty' has no adapter_model.safetensors. Copy it again."),
         ("--adapter short", 3, "adapter_model.safetensors is damaged (header says"),
         ("--adapter broken", 3, "cannot be read as JSON"),
-        ("--model ./both", 3, "'./both' holds an adapter (adapter_config.json); give its base model with --model"),
-        ("--model ./ia3", 3, "'./ia3' holds an adapter (adapter_config.json); give its base model with --model"),
+        ("--model ./both", 3, "'./both' holds an adapter (adapter_config.json); give the base model with --model"),
+        ("--model ./ia3", 3, "'./ia3' holds an adapter (adapter_config.json); give the base model with --model"),
     ]:
         for more in (["--dry-run"], []):
             ended, _, err = command(*RUN, *arguments.split(), *more)

@@ -25,7 +25,7 @@ from kvbench.eviction import choose
 from kvbench.registry import methods
 from kvbench.runner.bench.results import Cost, as_json, rise
 from kvbench.runner.bench.rounds import Contest, NothingFits, bench
-from kvbench.runner.bench.setting import Load, Member, Setting, build, members
+from kvbench.runner.bench.setting import Load, Member, Setting, build
 from kvbench.runner.bench.shapes import SHAPES
 from kvbench.runner.bench.stopwatch import Stopwatch
 from kvbench.runner.bench.systems import EngineSystem, Generate, System, systems
@@ -44,8 +44,8 @@ def loaded():
 
 
 def test_all_systems_are_measured_in_every_round():
-    both = (MethodChoice(name="full"), MethodChoice(name="tova"))
-    setting = replace(SMALL, members=members(both, (24, 48)), sequences=(1, 2), repeats=2, new_tokens=(12,))
+    three = (FULL, TOVA._replace(budget=24), TOVA)
+    setting = replace(SMALL, members=three, sequences=(1, 2), repeats=2, new_tokens=(12,))
     rounds: list[str] = []
     results = list(bench(setting, rounds.append))
     names = ["full", "tova @24", "tova @48", "transformers"]
@@ -129,11 +129,9 @@ def test_every_method_runs_and_random_weights_are_marked(loaded):
     windows |= dict.fromkeys(("locret", "sepllm"), (("recent", 8),))
     others = {"golden", "speckv"}
     names = [name for name, _ in methods.items() if name not in others]
-    setting = replace(
-        SMALL,
-        members=members([MethodChoice(name=name, options=windows.get(name, ())) for name in names], (36,)),
-        prompts=(40,),
-    )
+    choices = [MethodChoice(name=name, options=windows.get(name, ())) for name in names]
+    members = tuple(Member(choice, 36 if choice.takes_budget else None) for choice in choices)
+    setting = replace(SMALL, members=members, prompts=(40,))
     for system in systems(setting, loaded):
         if isinstance(system, EngineSystem):
             done = system.run(setting.ids(40, 2), 12)

@@ -31,7 +31,6 @@ def test_no_row_is_lost_or_doubled_when_workers_die(tmp_path: Path, ahead: int |
 class Scripted:
     """An executor whose workers say what a script says, an event per call."""
 
-    name: str = "scripted"
     ahead: int | None = 1
 
     def __init__(self, size: int, *events: Event) -> None:
@@ -66,7 +65,13 @@ def run(folder: Path, executor: Scripted, jobs: Sequence[Job] = JOBS) -> list[st
     labels = ["walk gkv @48", "walk h2o @48"]
     try:
         Coordinator(
-            executor, folder, progress=Progress(quiet=True), say=said.append, labels=labels, state=lambda: "go on so"
+            executor,
+            folder,
+            before=0,
+            progress=Progress(quiet=True),
+            say=said.append,
+            labels=labels,
+            state=lambda: "go on so",
         ).run(jobs)
     finally:
         assert executor.stopped
@@ -182,7 +187,7 @@ def test_a_stale_listing_of_the_journal_is_refreshed(tmp_path: Path, monkeypatch
     """As NFS does it, the folder's entries show when something about the folder was changed."""
     changed: list[Path] = []
     listing = tail_module.segments_on_disk
-    monkeypatch.setattr(tail_module, "segments_on_disk", lambda run_dir: listing(run_dir) if changed else [])
+    monkeypatch.setattr(tail_module, "segments_on_disk", lambda run_dir: listing(run_dir) if changed else {})
     monkeypatch.setattr(tail_module.os, "chmod", lambda folder, mode: changed.append(folder))
     with Journal(tmp_path) as journal:
         for key in JOBS[0].keys:

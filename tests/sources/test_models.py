@@ -106,7 +106,7 @@ def test_a_deep_header_is_damage_and_a_deep_tokenizer_says_nothing(folder: Path)
     with pytest.raises(SetupError, match="its header cannot be read"):
         models.describe(str(folder))
     (folder / "tokenizer.json").write_text(DEEP)
-    assert vocabulary.tokens(folder) is None
+    assert vocabulary.tokens(folder, 8) is None
 
 
 def test_what_looks_like_a_path_is_never_a_hub_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +210,7 @@ def test_a_draft_with_a_part_in_the_cache_is_loaded_by_its_name(folder: Path, mo
     monkeypatch.setattr(load, "describe", lambda name: models.ModelInfo(name=name, folder=folder))
     monkeypatch.setattr(load, "load", lambda where, **more: asked.append(where))
     target: Any = SimpleNamespace(dtype="torch.float32", device="cpu")
-    load.load_draft(target)("org/part")
+    load.load_draft(target, "org/part")
     assert asked == ["org/part"]
 
 

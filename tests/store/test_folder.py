@@ -32,7 +32,7 @@ def message(kind: type[KVBenchError], call: Callable[[], object]) -> str:
 
 def test_a_run_is_started_filled_and_continued(start: Start, row: Callable[..., dict[str, Any]]) -> None:
     with start(command=["kvbench", "run"]) as run:
-        assert (run.name, run.planned, run.config, run.notices) == ("r1", 10, CONFIG, [])
+        assert (run.name, run.planned, run.info["config"], run.notices) == ("r1", 10, CONFIG, [])
         assert run.done_keys() == set()
         with run.journal() as journal:
             journal.append(row(0))
@@ -41,7 +41,7 @@ def test_a_run_is_started_filled_and_continued(start: Start, row: Callable[..., 
         assert run.done_keys() == {row(0)["row_key"]}
     assert run.info["command"] == ["kvbench", "run"]
     with RunFolder.resume(run.path.parent, "r1", environment=VERSIONS) as run:
-        assert (run.config, run.done_keys()) == (CONFIG, {row(0)["row_key"]})
+        assert (run.info["config"], run.done_keys()) == (CONFIG, {row(0)["row_key"]})
 
 
 def test_dropped_records_are_reported_once(filled: Filled, start: Start) -> None:
@@ -69,12 +69,13 @@ def test_b080_another_configuration(filled: Filled, start: Start) -> None:
     assert text == f"{ask}budget 256; you asked for 512. Give another --run-name."
     text = message(UserError, lambda: start(config={**CONFIG, "sampling": {"temperature": 1.0}, "method": "\x1b[2J"}))
     assert text == (
-        f"{ask}other settings: method 'gkv' -> '\\x1b[2J', sampling.temperature 0.6 -> 1.0. Give another --run-name."
+        f"{ask}other settings: method 'gkv', now '\\x1b[2J'; sampling.temperature 0.6, now 1.0. "
+        "Give another --run-name."
     )
     text = message(UserError, lambda: start(config={"a": 1, "b": None, "c": [1], "d": "x", "e": 0}))
     assert (
-        "holds a run with other settings: a default -> 1, budget 256 -> default, c default -> [1], d default -> 'x' "
-        "(5 more differ)." in text
+        "holds a run with other settings: a default, now 1; budget 256, now default; c default, now [1]; "
+        "d default, now 'x' (5 more differ)." in text
     )
     assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
 
@@ -160,7 +161,7 @@ def test_settings_come_back_as_they_were_given(start: Start, monkeypatch: pytest
     given = {"model": "/home/ada/m", "task_file": "token=abc/q.jsonl", "stop": ["Token: x", "~"], "data": "./secret=m"}
     for _ in range(2):  # started, then continued
         with start(config=given, command=["kvbench", "--model", "/home/ada/m"]) as run:
-            assert run.config == given
+            assert run.info["config"] == given
     assert run.info["command"] == ["kvbench", "--model", "~/m"]  # is only shown
 
 

@@ -40,7 +40,7 @@ def test_rows_and_texts_come_back(tmp_path: Path, segment: Path, row: Row) -> No
     state = read_journal(tmp_path)
     assert state.done == {row(i)["row_key"] for i in range(8)}
     assert (state.notices, state.dropped) == ([], 0)
-    assert state.segments == [{"name": segment.name, "bytes": segment.stat().st_size}]
+    assert state.segments == {segment.name: segment.stat().st_size}
     entry = state.entries[row(3)["row_key"]]
     assert (entry.row["doc_id"], entry.row["budget"], entry.row["thinking"]) == ("q3", 256, None)
     with TextReader(tmp_path) as reader:
@@ -101,10 +101,10 @@ def test_a_segment_counts_up_to_the_length_it_had(
 ) -> None:
     """Rows that are added while the journal is read belong to the next snapshot."""
     end = [i for i, b in enumerate(segment.read_bytes()) if b == 10][4] + 1
-    listed = [{"name": segment.name, "bytes": end}]
+    listed = {segment.name: end}
     monkeypatch.setattr(recovery, "segments_on_disk", lambda run_dir: listed)
     assert (len(read_journal(tmp_path).done), read_journal(tmp_path).notices) == (5, [])
-    listed[0]["bytes"] = end + 20
+    listed[segment.name] = end + 20
     assert (len(read_journal(tmp_path).done), len(read_journal(tmp_path).notices)) == (5, 1)
 
 

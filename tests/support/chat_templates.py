@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from kvbench.task import Doc, Turn
+from kvbench.taskkit.reader import ModelReader
 
 SWITCH = (  # the shape of Qwen3's template
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}<|assistant|>\n"
@@ -49,3 +50,19 @@ def tokenizer(template: str | None) -> PreTrainedTokenizerFast:
 
 def doc(**turn: Any) -> Doc:
     return Doc(doc_id="q", turns=(Turn(**{"question": "1+1?", **turn}),), reference="2")
+
+
+def render(
+    asked: Doc,
+    tok: PreTrainedTokenizerFast,
+    *,
+    chat: bool,
+    thinking: bool | None = None,
+    chat_template: str | None = None,
+    variables: dict[str, Any] | None = None,
+) -> str:
+    """The prompt of a question's first turn."""
+    reader = ModelReader(
+        tokenizer=tok, model_type="", context=4096, chat=chat, template=chat_template, variables=variables or {}
+    )
+    return reader.text(asked, thinking=thinking)

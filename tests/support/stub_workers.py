@@ -36,8 +36,6 @@ ROW = 5.0  # mean simulated seconds per row
 class StubExecutor:
     """Simulated workers. deaths: mean number of rows after which a worker dies. spent: CPU seconds of the stubs."""
 
-    name = "stub"
-
     def __init__(self, run_dir: Path, workers: int, *, deaths: float, seed: int = 0, ahead: int | None = 1) -> None:
         self.size, self.ahead = workers, ahead
         self.deaths = 0
@@ -137,7 +135,15 @@ def simulate(
     jobs = [Job(0, tuple(keys[first : first + job])) for first in range(0, rows, job)]
     executor = StubExecutor(run_dir, workers, deaths=deaths, seed=seed, ahead=ahead)
     began = time.thread_time()
-    coordinator = Coordinator(executor, run_dir, progress=Progress(quiet=True), say=lambda text: None)
+    coordinator = Coordinator(
+        executor,
+        run_dir,
+        before=0,
+        progress=Progress(quiet=True),
+        say=lambda text: None,
+        labels=["walk gkv @64"],
+        state=lambda: "saved rows are kept",
+    )
     coordinator.run(jobs)
     spent = time.thread_time() - began - executor.spent
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

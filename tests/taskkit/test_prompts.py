@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.chat_templates import CHANNELS, OPEN, OTHER, PLAIN, STRIPS, SWITCH, doc, tokenizer
+from support.chat_templates import CHANNELS, OPEN, OTHER, PLAIN, STRIPS, SWITCH, doc, render, tokenizer
 
 from kvbench.errors import UserError
 from kvbench.task import Doc, Turn
@@ -15,7 +15,6 @@ from kvbench.taskkit.prompts import (
     encode,
     encode_to_context,
     load_template,
-    render,
     template_text,
     uses_chat,
 )

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.chat_templates import ANNOUNCED, EFFORT, OPEN, OTHER, PREFIX, doc, tokenizer
+from support.chat_templates import ANNOUNCED, EFFORT, OPEN, OTHER, PREFIX, doc, render, tokenizer
 
 from kvbench.config.parsers import BadValue, assignments
 from kvbench.errors import UserError
-from kvbench.taskkit.prompts import check_template, effective_thinking, render
+from kvbench.taskkit.prompts import check_template, effective_thinking
 from kvbench.taskkit.template_variables import names, parse
 
 

@@ -218,9 +218,7 @@ def test_choices_among_answers_ask_nothing_again(tmp_path, prepare, engines):
     long = prepare(tmp_path, min_tokens=least)
     assert long.recipe.traces == [t for t in first.recipe.traces if len(t.answer) >= least]
     assert len(long.recipe.traces) < len(first.recipe.traces)
-    with pytest.raises(
-        UserError, match=f"questions can be used for training. Dropped answers.* shorter than {longest + 1} tok"
-    ):
+    with pytest.raises(UserError, match=f"questions is usable. Dropped answers.* shorter than {longest + 1} tok"):
         prepare(tmp_path, min_tokens=longest + 1)
     assert len(engines) == 1
     with pytest.raises(UserError, match=r"temperature 0\.0, now 0\.6; top_p 1\.0, now 0\.95; top_k 0, now 20"):

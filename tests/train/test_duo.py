@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.models import build
-from support.recipes import change
+from support.recipes import change, speller
 
 from kvbench import tiny
 from kvbench.cli.app import main
@@ -29,11 +29,6 @@ from kvbench.train.recipes.duo import DuoRecipe, _Mixture
 
 MORE = {"sinks": 2, "recent": 6, "reg": 0.05}
 SETTINGS = Settings(steps=4, lr=0.1, warmup=1, batch=2, more=MORE)
-
-
-def encode(text):
-    """A token a character."""
-    return [ord(c) for c in text]
 
 
 def example(length=30, rows=(20, 28), vocabulary=100):
@@ -244,7 +239,7 @@ def test_the_method_streams_the_heads_with_the_smallest_alpha(built_in, tmp_path
 
 
 def test_passkey_texts_ask_for_every_code_and_differ_in_length():
-    made = passkey_examples(encode, 12, 0, [7], 6000)
+    made = passkey_examples(speller(10_000, 7), 12, 0, 6000)
     lengths = [len(e.ids) for e in made]
     assert max(lengths) <= 6000
     assert min(lengths) < 3000 < max(lengths)
@@ -258,7 +253,7 @@ def test_passkey_texts_ask_for_every_code_and_differ_in_length():
         assert written == "".join(f" {code}" for code in asked.values())
         assert written == "".join(chr(e.ids[places[i % 6]]) for i, places in enumerate(e.evidence))
     with pytest.raises(SetupError, match=r"the shortest training text has .* but the limit is 500"):
-        passkey_examples(encode, 1, 0, [], 500)
+        passkey_examples(speller(500), 1, 0, 4096)
 
 
 # the command

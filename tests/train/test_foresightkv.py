@@ -29,8 +29,7 @@ from kvbench.records import Request
 from kvbench.replay.reader import TraceReader
 from kvbench.replay.reference import read_full
 from kvbench.replay.traces import ForcedTrace
-from kvbench.train.foresight_moments import Moments
-from kvbench.train.foresight_scorer import TrainedScorer
+from kvbench.train.foresight_scorer import Moments, TrainedScorer
 from kvbench.train.foresight_states import Evictions
 from kvbench.train.loop import train
 from kvbench.train.recipe import Settings
@@ -293,7 +292,10 @@ def test_the_command(tmp_path: Path, capsys):
         ({"budget": 1}, "--opt budget must be 2 or more; got 1."),
         ({"margin": 0.0}, "--opt margin must be above 0; got 0."),
         ({"hidden": 0}, "--opt hidden must be 1 or more; got 0."),
-        ({"budget": 500}, "no answer is long enough for an eviction at a budget of 500"),
+        (
+            {"budget": 500},
+            "all answers to train on, or all held-out answers, are too short for an eviction at a budget of 500.",
+        ),
     ],
 )
 def test_mistakes(changes, message):

@@ -290,7 +290,10 @@ def test_without_a_scorer_it_says_what_makes_one(tmp_path: Path):
     [
         ({"reward": "mine"}, "--opt reward must be one of squared, large, low, high, all; got 'mine'."),
         ({"group": 1}, "--opt group must be 2 or more; got 1."),
-        ({"budget": 500}, "no answer is long enough for an eviction at a budget of 500"),
+        (
+            {"budget": 500},
+            "all answers to train on, or all held-out answers, are too short for an eviction at a budget of 500.",
+        ),
     ],
 )
 def test_mistakes(changes, message, tmp_path: Path):

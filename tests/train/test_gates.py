@@ -184,7 +184,7 @@ def test_equally_long_traces_are_read_together():
 
 
 @pytest.mark.parametrize("form", ["weight", "scale"])
-def test_attention_block_by_block(form):
+def test_attention_block_by_block(form, monkeypatch):
     g = torch.Generator().manual_seed(0)
     found = []
     for block in (100, 4, 3):
@@ -194,7 +194,8 @@ def test_attention_block_by_block(form):
         call = AttentionCall(
             layer=0, query=q, key=k.requires_grad_(True), value=v, scaling=0.3, window=None, softcap=None, sinks=None
         )
-        out = fading(call, log_beta, form, block=block)
+        monkeypatch.setattr(module, "BLOCK", block)
+        out = fading(call, log_beta, form)
         out.square().sum().backward()
         found.append((out.detach(), log_beta.grad, k.grad))
     whole = gated_attention(q, k.detach(), v, log_beta.detach(), scaling=0.3, form=form)

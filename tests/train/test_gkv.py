@@ -13,7 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from support.models import ARCHITECTURES, build
-from support.recipes import change
+from support.recipes import change, logits_at_once
 
 from kvbench import tiny
 from kvbench.cli.app import main
@@ -128,8 +128,8 @@ def test_log_probs_are_those_that_the_tokens_were_drawn_with(loaded, asked, monk
     sequences = [r.answered for group in recipe.sample(0, slice(0, 4)) for r in group]
     part = Part(sequences, loaded.device)
     with torch.no_grad():
-        said = log_probs(part.logits(loaded.model, part.tables(recipe.lifetimes)), part.targets, 1.5)
-        blind = log_probs(part.logits(loaded.model, {}), part.targets, 1.5)
+        said = log_probs(logits_at_once(part, loaded.model, part.tables(recipe.lifetimes)), part.targets, 1.5)
+        blind = log_probs(logits_at_once(part, loaded.model, {}), part.targets, 1.5)
     counted = part.weights > 0
     wanted = torch.tensor([drawn[s.keys[1], step] for s in sequences for step in range(len(s.answer))])
     assert len({len(s.answer) for s in sequences}) > 1
@@ -156,7 +156,7 @@ def test_the_gradient_is_that_of_the_policy(loaded, asked, monkeypatch):
     for group, row in zip(told, worth):
         for rollout, advantage in zip(group, row):
             part = Part([rollout.answered], loaded.device)
-            said = log_probs(part.logits(loaded.model, part.tables(recipe.lifetimes)), part.targets, 1.5)
+            said = log_probs(logits_at_once(part, loaded.model, part.tables(recipe.lifetimes)), part.targets, 1.5)
             total = total - advantage * said.mean() / 6 / 4
     total.backward()
     assert_close(found, gradients(recipe))
@@ -256,8 +256,8 @@ def test_the_loss_of_distillation_is_that_of_its_definition(loaded, asked, answe
     for answered in recipe.simulate(batch):
         part = Part([answered], loaded.device)
         with torch.no_grad():
-            full = (part.logits(loaded.model, {}) / 2).log_softmax(-1)
-            sparse = (part.logits(loaded.model, part.tables(recipe.lifetimes)) / 2).log_softmax(-1)
+            full = (logits_at_once(part, loaded.model, {}) / 2).log_softmax(-1)
+            sparse = (logits_at_once(part, loaded.model, part.tables(recipe.lifetimes)) / 2).log_softmax(-1)
         divergences.append(torch.nn.functional.kl_div(sparse, full, log_target=True, reduction="none").sum(-1)[0])
     assert whole.item() == pytest.approx(4 * float(torch.cat(divergences).mean()), rel=1e-4)
     roomy = DistillRecipe(copy.deepcopy(loaded), settings(MORE | {"budget": 400}), answers, asked[1])

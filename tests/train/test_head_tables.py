@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.models import build
+from support.recipes import speller
 
 from kvbench import tiny
 from kvbench.cli.app import main
@@ -26,11 +27,6 @@ from kvbench.train.recipes.head_tables import attention_shares, importance
 @pytest.fixture(scope="module")
 def model():
     return load(str(tiny.path()), device="cpu")
-
-
-def encode(text):
-    """A token a character."""
-    return [ord(c) for c in text]
 
 
 # data
@@ -57,7 +53,7 @@ def test_tiny_examples_are_no_evaluation_problems(monkeypatch):
 
 
 def test_text_examples_point_at_the_code_that_is_asked_for():
-    for example in text_examples(encode, 5, 0, [7], 10_000):
+    for example in text_examples(speller(10_000, 7), 5, 0):
         text = "".join(map(chr, example.ids))
         code = "".join(chr(example.ids[at]) for at in example.evidence[0])
         answer = "".join(chr(example.ids[row + 1]) for row in example.rows)
@@ -70,16 +66,16 @@ def test_text_examples_point_at_the_code_that_is_asked_for():
 
 
 def test_text_examples_are_cut_to_what_the_model_reads():
-    short, long = (text_examples(encode, 2, 0, [], longest) for longest in (700, 10_000))
+    short, long = (text_examples(speller(longest), 2, 0) for longest in (700, 10_000))
     for example in short:
         assert 600 < len(example.ids) <= 700
         assert "".join(map(chr, example.ids)).count("The code of") == head_data.NOTES + 1
-    assert min(len(example.ids) for example in long) > 2000
+    assert all(2000 < len(example.ids) <= head_data.LONGEST for example in long)
     with pytest.raises(SetupError, match=r"the shortest training text has .* but the limit is 300"):
-        text_examples(encode, 1, 0, [], 300)
+        text_examples(speller(300), 1, 0)
 
 
-@pytest.mark.parametrize("make", [tiny_examples, lambda n, seed: text_examples(encode, n, seed, [], 2000)])
+@pytest.mark.parametrize("make", [tiny_examples, lambda n, seed: text_examples(speller(2000), n, seed)])
 def test_examples_follow_the_seed(make):
     assert make(3, 5) == make(3, 5)
     assert make(3, 5) != make(3, 6)

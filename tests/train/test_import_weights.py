@@ -287,7 +287,7 @@ def test_the_command_writes_weights_and_says_how_to_use_them(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--method", "gkv", "--model", "tiny"], 2, "published weights exist for trimkv, retention, foresightkv"),
+        (["--method", "gkv", "--model", "tiny"], 2, "kvbench imports weights only for trimkv, retention, foresightkv"),
         (["--method", "trimvk", "--model", "tiny"], 2, "Did you mean 'trimkv'"),
         (["--method", "trimkv", "--model", "tiny", "--gate", "rg5"], 2, "choose rg, rg2, rg3, rg10"),
         (["--method", "trimkv", "--model", "org/unknown"], 3, "its sizes are unknown"),
@@ -310,9 +310,9 @@ DAMAGED = {  # a file -> what writes it, what is said of it
     "empty.pth": (b"", "is damaged or holds more than tensors"),
     "point.pth": (
         {GATE.format(0, "bias"): torch.tensor(1.0)},
-        "tensor 'bias' of layer 0 has the shape \\[\\], which no",
+        "tensor 'bias' of layer 0 \\(shape \\[\\]\\) is sparse or has a wrong number of dimensions",
     ),
-    "sparse.pth": ({GATE.format(0, "bias"): torch.eye(2).to_sparse()}, "tensor 'bias' of layer 0 has the shape"),
+    "sparse.pth": ({GATE.format(0, "bias"): torch.eye(2).to_sparse()}, "layer 0 \\(shape \\[2, 2\\]\\) is sparse"),
     "digits.pth": ({GATE.format("9" * 5000, "bias"): torch.zeros(2)}, "holds no tensors named"),
     "far.safetensors": (
         {GATE.format(10**9 - 1, "bias"): torch.zeros(2)},

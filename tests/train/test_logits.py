@@ -8,6 +8,7 @@ import transformers
 from support.models import ARCHITECTURES, build
 
 from kvbench.errors import UserError
+from kvbench.train import logits
 from kvbench.train.forward import forward
 from kvbench.train.logits import by_blocks, final_states, logits_of
 from kvbench.train.sparse_masks import plain
@@ -20,6 +21,7 @@ def ids(rows=2, tokens=21):
 @pytest.mark.parametrize("architecture", [*ARCHITECTURES, "opt", "granite-scaled", "gemma2-capped"])
 def test_logits_are_those_of_the_model(architecture, monkeypatch):
     """Also where a model scales its logits, caps them, or calls the inner of two decoders."""
+    monkeypatch.setattr(logits, "PREDICTIONS", 12)
     monkeypatch.setitem(ARCHITECTURES, "opt", ("OPTConfig", {"ffn_dim": 96, "word_embed_proj_dim": 64}))
     monkeypatch.setitem(ARCHITECTURES, "granite-scaled", ("GraniteConfig", {"logits_scaling": 7.0}))
     capped = ARCHITECTURES["gemma2"][1] | {"final_logit_softcapping": 0.5}
@@ -28,18 +30,19 @@ def test_logits_are_those_of_the_model(architecture, monkeypatch):
     with torch.no_grad():
         whole = forward(model, plain, input_ids=ids(), logits=0).float()
         states = final_states(model, plain, input_ids=ids())
-        found = by_blocks(lambda first, block: logits_of(model, block), states, predictions=12)
+        found = by_blocks(lambda first, block: logits_of(model, block), states)
         last = final_states(model, plain, last=5, input_ids=ids())
     torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-5)
     assert torch.equal(last, states[:, -5:])
     assert "forward" not in vars(model.get_decoder())  # the decoder is again the model's own
 
 
-def test_loss_and_gradients_over_blocks_are_those_of_whole_logits():
+def test_loss_and_gradients_over_blocks_are_those_of_whole_logits(monkeypatch):
+    monkeypatch.setattr(logits, "PREDICTIONS", 12)
     loaded, targets = build("gemma2"), ids()[:, 1:]
 
-    def losses(logits, wanted):
-        return -logits.log_softmax(dim=-1).gather(-1, wanted[..., None])[..., 0]
+    def losses(said, wanted):
+        return -said.log_softmax(dim=-1).gather(-1, wanted[..., None])[..., 0]
 
     def read(first, states):
         sizes.append(states.shape[1])
@@ -53,7 +56,7 @@ def test_loss_and_gradients_over_blocks_are_those_of_whole_logits():
     sizes: list[int] = []
     slow = losses(forward(loaded.model, plain, input_ids=ids(), logits=0)[:, :-1].float(), targets).sum()
     wanted = gradients(slow)
-    fast = by_blocks(read, final_states(loaded.model, plain, input_ids=ids())[:, :-1], predictions=12).sum()
+    fast = by_blocks(read, final_states(loaded.model, plain, input_ids=ids())[:, :-1]).sum()
     assert sizes == [6, 6, 6, 2]
     assert fast.item() == pytest.approx(slow.item(), rel=1e-6)
     for name, gradient in gradients(fast).items():

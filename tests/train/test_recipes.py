@@ -50,7 +50,7 @@ def test_the_first_questions_are_held_out(prepared):
 def test_nothing_right_is_nothing_to_learn(prepared, name):
     with pytest.raises(
         UserError,
-        match=r"no answer to the 4 questions can be used for training\. Dropped answers.*: 6 wrong\. "
+        match=r"no answer to the 4 questions is usable\. Dropped answers.*: 6 wrong\. "
         r"See the answers in '.*answers\.jsonl'",
     ):
         prepared(name, [row | {"answer": "seven"} for row in ASKED])
@@ -112,7 +112,7 @@ def test_a_model_without_an_end_token_answers_nothing(prepared, monkeypatch):
 
 
 def test_too_few_questions(prepared):
-    with pytest.raises(UserError, match=r"only 2 questions or texts in --data fit .*\. The recipe holds out 2 and "):
+    with pytest.raises(UserError, match=r"2 to hold out \(needed: 2\), 0 to train on \(needed: 1 or more\)"):
         prepared("trimkv", ASKED[:2])
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.recipes import change
+from support.recipes import change, logits_at_once
 
 from kvbench import tiny
 from kvbench.cli.app import main
@@ -57,7 +57,7 @@ def test_entropy_is_that_of_the_predictions_of_all_answers() -> None:
     answered = [r.answered for group in made.sample(0, slice(0, 2)) for r in group]
     with torch.no_grad():
         parts = [Part([a], made.loaded.device) for a in answered]
-        logits = [p.logits(made.loaded.model, p.tables(made.lifetimes))[0] for p in parts]
+        logits = [logits_at_once(p, made.loaded.model, p.tables(made.lifetimes))[0] for p in parts]
     p = [(own / 2.0).softmax(-1) for own in logits]
     each = torch.cat([-(own * own.log()).nan_to_num().sum(-1) for own in p])
     assert len(each) == sum(len(a.answer) for a in answered)

@@ -57,8 +57,8 @@ def read_corpus(folder: Path) -> dict[str, str]:
 
 
 def audit(corpus: Mapping[str, str], reports: Sequence[SelfTest]) -> Iterator[Row]:
-    """Run every program in every tier of `reports` (a tier is one way to isolate a program), and yield one result per
-    program and tier. A tier whose self-test found a problem is left out."""
+    """Run every program in every tier of `reports` whose self-test found no problem; yield one result per program and
+    tier."""
     attacks = [Attack.read(text, name) for name, text in corpus.items()]
     with adopting_orphans():
         for report in reports:
@@ -116,8 +116,8 @@ def _successes(
 ) -> Iterator[str]:
     """Yield the names of the checks that show harm, that is, the ways in which the attack succeeded.
 
-    The function makes the checks that the attack's header names, and two more: "damage" (the grader was damaged) and
-    "sandbox_error" (the attack did not run). An unknown check in the header counts as a success.
+    The function makes the checks that the attack's header names, and two more: "damage" (the grader failed, or the
+    sentinel process ended) and "sandbox_error" (the sandbox failed). An unknown check in the header is a success.
 
     alive: ids of the processes that outlived the grader. result: what the grader reported. secret: texts that the
     program must not see.
@@ -140,7 +140,7 @@ def _successes(
         "output": lambda: len(out) > _MOST["output"] or peaks.grader_memory > _MOST["grader"],
         "wall": lambda: result.get("seconds", _GRADER_SECONDS) > LIMITS["wall"] + _SLACK_SECONDS,
         "residue": lambda: bool(aims.left()),
-        "sandbox_error": lambda: result.get("status") == "sandbox_error",  # the attack did not run
+        "sandbox_error": lambda: result.get("status") == "sandbox_error",
         "damage": lambda: not result or "damage" in result or aims.sentinel.poll() is not None,
     }
     for check in dict.fromkeys((*attack.checks, "damage", "sandbox_error")):

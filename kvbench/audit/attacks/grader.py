@@ -22,14 +22,13 @@ from kvbench.scoring.livecodebench_compare import same_lines, same_value
 from kvbench.scoring.sandbox.box import Box, BoxError, Outcome
 from kvbench.scoring.sandbox.inside import text
 from kvbench.scoring.sandbox.limits import Limits
-from kvbench.scoring.sandbox.selection import choose
 from kvbench.scoring.sandbox.tiers import Bwrap, Container, Landlock, Tier, Unsafe
 
 BY_NAME: dict[str, type[Tier]] = {tier.name: tier for tier in (Bwrap, Landlock, Container, Unsafe)}
 
 
 def run_program(
-    source: str, mode: str, tests: Sequence[Mapping[str, Any]], limits: Mapping[str, Any], tier: Tier | None = None
+    source: str, mode: str, tests: Sequence[Mapping[str, Any]], limits: Mapping[str, Any], tier: Tier
 ) -> dict[str, Any]:
     """Run a program on one test after the other until a test fails; return the verdict and the output.
 
@@ -37,14 +36,13 @@ def run_program(
 
     mode: "stdio": a test has the input ``stdin`` and the output ``expected``. "call": a test has ``args``, the
     arguments of ``Solution.add``, and the result ``expected``. limits: `wall` is a time in seconds; `mem`, `fsize` and
-    `out` are bytes of memory, of a written file and of output. tier: the way in which the sandbox isolates the program;
-    None: the tier that scoring chooses.
+    `out` are bytes of memory, of a written file and of output.
     """
     box_limits = Limits(memory=limits["mem"], file_bytes=limits["fsize"], output=limits["out"])
     options = {"prelude": PRELUDE, "preload": [], "function": "add", "native": True}
     out, err, status = b"", b"", "not_run"
     try:
-        with Box(tier or choose().tier, box_limits) as box:
+        with Box(tier, box_limits) as box:
             box.load(text("script") if mode == "stdio" else harness(), source, options)
             for test in tests:
                 if mode == "stdio":

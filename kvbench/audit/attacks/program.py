@@ -48,8 +48,8 @@ class Attack:
     def read(cls, text: str, name: str) -> Attack:
         """Parse the text of a hostile program.
 
-        `name` is the id if the header has none. Raises ValueError if the header lacks a required line: class, mode
-        or check.
+        `name` is the id if the header has none. Raises ValueError if the header lacks a required line (class, mode or
+        check), or if its stdin-bytes is not a whole number.
         """
         head = dict(_HEADER.findall(text.partition("\n\n")[0]))
         try:
@@ -106,11 +106,7 @@ class Targets:
         return leftovers
 
     def environment(self) -> dict[str, str]:
-        """Return all environment variables of the grader.
-
-        They hold canaries (secrets that must not leak), HOME, a TMPDIR whose size `watch` measures, and a few variables
-        of this process, such as PATH.
-        """
+        """Return all environment variables of the grader. `watch` measures the size of the grader's TMPDIR."""
         kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
         return kept | {
             "PYTHONDONTWRITEBYTECODE": "1",
@@ -133,7 +129,7 @@ class Targets:
 
 @contextlib.contextmanager
 def targets(expected: str) -> Iterator[Targets]:
-    """Create the files, sockets and process that one program attacks; remove them after the block.
+    """Create the files, sockets and process that one program attacks; remove them when the `with` statement ends.
 
     expected: the output that the program's test expects; one of the files holds this text as bait.
     """
@@ -203,7 +199,8 @@ def _sockets(stack: contextlib.ExitStack, folder: Path, token: str) -> dict[str,
 
 @contextlib.contextmanager
 def _listening(sockets: Mapping[str, socket.socket], aims: Targets) -> Iterator[None]:
-    """While the block runs, a thread accepts connections to the sockets and records them in `aims`."""
+    """Start a thread that accepts connections to the sockets and records them in `aims` until the `with` statement
+    ends."""
     done = threading.Event()
 
     def serve() -> None:

@@ -50,10 +50,10 @@ class _Process:
 
 @contextlib.contextmanager
 def adopting_orphans() -> Iterator[None]:
-    """Within the block, the kernel gives this process all descendants whose parent has ended; `survivors` finds them.
+    """Let the kernel make this process the parent of all descendants whose own parent has ended, until the `with`
+    statement ends. `survivors` finds these descendants.
 
-    After the block, the setting is as before. If the kernel went on giving such descendants to this process, each of
-    them would become a zombie when it ends, because this process waits for none of them.
+    Then the old setting returns. With the new one, later orphans would stay zombies: this process waits for none.
     """
     prctl, set_child_subreaper, get_child_subreaper = ctypes.CDLL(None).prctl, 36, 37
     before = ctypes.c_int()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kvbench.audit.invariants import effect, generation, queries, storage
@@ -15,13 +16,15 @@ from kvbench.eviction.api import Method
 
 @dataclass(frozen=True, slots=True)
 class Invariant:
-    """One invariant: the function that checks it, and two flags that say on which generations this function runs."""
+    """One invariant: the function that checks it, and two flags that say on which generations this function runs.
+
+    special: the function also runs on the `Special` ways (chunked, tail, share). each_layout: the function runs on
+    every layout (dense, paged); False if it compares the layouts itself, or if the layout does not matter.
+    """
 
     check: Callable[[Exam, Any], None]  # takes a `Way` or `AuditLayout`; its docstring's first line is the statement
-    special: bool = False  # whether `check` also runs on the `Special` ways (chunked, tail, share)
-    each_layout: bool = (
-        True  # whether `check` runs on every layout (dense, paged); False if it compares layouts or they do not matter
-    )
+    special: bool = False
+    each_layout: bool = True
 
     @property
     def statement(self) -> str:
@@ -65,19 +68,18 @@ def audit(
 
 
 def _checks(method_name: str, method: Method, subject: Subject) -> Iterator[Check]:
-    def check(name: str, layout: str, mark: Mark, reason: str) -> Check:
-        return Check(method=method_name, invariant=name, model=subject.name, layout=layout, verdict=mark, reason=reason)
-
+    check = partial(Check, method=method_name, model=subject.name)
     try:
         exam = Exam(method, subject)
     except NotApplicable as why:
-        yield from [check(name, "", "n/a", str(why)) for name in INVARIANTS]
+        yield from [check(invariant=name, layout="", verdict="n/a", reason=str(why)) for name in INVARIANTS]
         return
     for name, invariant in INVARIANTS.items():
         ways: tuple[Way, ...] = exam.layouts if invariant.each_layout else exam.layouts[:1]
         for way in (*ways, *SPECIAL) if invariant.special else ways:
             mark, reason = _mark(name, exam, way)
-            yield check(name, way if invariant.each_layout else "", mark, reason)
+            layout = way if invariant.each_layout else ""
+            yield check(invariant=name, layout=layout, verdict=mark, reason=reason)
 
 
 def _mark(name: str, exam: Exam, way: Way) -> tuple[Mark, str]:

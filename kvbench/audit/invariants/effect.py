@@ -1,5 +1,4 @@
-"""The invariant `effect`: a method keeps more entries at a larger budget, and some logits change. It finds methods that
-ignore their budget."""
+"""The invariant `effect`, which finds methods that ignore their budget."""
 
 from __future__ import annotations
 

@@ -14,7 +14,11 @@ from kvbench.records import Request
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """One eviction in one layer of one sequence: the entries that each head held before and kept after it."""
+    """One eviction in one layer of one sequence: the entries that each head held before and kept after it.
+
+    seen: tokens read before the eviction. acting: the method that evicts in this phase. allowed: how many entries per
+    head may stay (`Method.allowed`).
+    """
 
     request: Request
     sample: int
@@ -42,11 +46,7 @@ class Eviction:
 
 
 def evictions(exam: Exam, trial: Trial) -> Iterator[Eviction]:
-    """Yield the evictions of each sample in order.
-
-    For every sample the evictions of its prompt come first; samples of the same prompt share the prompt's
-    evictions.
-    """
+    """Yield the evictions of each sample in order: first those of the prompt, which all samples of a question share."""
     for request, sample in trial.sequences():
         budget = entry_budget(exam.method, trial.budget, len(request.prompt_ids), exam.group)
         held: dict[int, list[set[int]]] = {}

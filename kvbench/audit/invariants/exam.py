@@ -124,7 +124,7 @@ class Exam:
                 check_prefill(self.method, "chunked")
             except UserError:
                 raise NotApplicable(
-                    "the method runs probes over the whole prompt, so the prompt cannot be evicted in chunks"
+                    "the method needs the whole prompt, for probes or hidden states, so it cannot evict in chunks"
                 ) from None
         return self._special(way)
 
@@ -205,10 +205,9 @@ class Exam:
 
     @once
     def dense(self, way: Way, request: Request, sample: int, *, masked: bool) -> Pass:
-        """Let the model read a prompt and one generated sample of it, all tokens in one pass.
+        """Return a pass without a cache over a prompt and the answer that the trial `main(way)` generated for a sample.
 
-        The trial `main(way)` generated the sample. The pass uses no cache. masked: hide the entries that the engine had
-        evicted.
+        masked: hide the entries that the engine had evicted.
         """
         trial = self.main(way)
         ids = [*request.prompt_ids, *trial.done[request.doc_id, sample].token_ids[:-1]]
@@ -218,9 +217,8 @@ class Exam:
     def greedy(self) -> tuple[list[list[int]], list[list[int]]]:
         """Return the greedy tokens of the engine, and the greedy tokens of `model.generate` with an `EvictionCache`.
 
-        Both continue the same two long prompts. If the method runs probes (extra tokens that the model reads against a
-        prompt's cache), both continue one long prompt only. Raises NotApplicable if no `EvictionCache` can be made for
-        this model and method.
+        Both continue the same two long prompts, or one if the method runs probes. Raises NotApplicable if no
+        `EvictionCache` can be made for this model and method.
         """
         rows = 1 if self.method.during("prefill").needs().probes else 2
         prompts = self.subject.prompts([self.size + LONG] * rows, seed=2)

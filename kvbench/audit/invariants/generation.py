@@ -189,8 +189,8 @@ def full(exam: Exam, layout: AuditLayout) -> None:
         at = request.doc_id, sample
         if theirs.done[at].token_ids != mine.done[at].token_ids:
             raise Broken(
-                f"with a budget that no sequence fills, tokens differ from the full cache's: {request.doc_id} prompt, "
-                f"sample {sample}"
+                f"with a budget that no sequence fills, sample {sample} of the {request.doc_id} prompt gets other "
+                "tokens than with the full cache"
             )
 
 

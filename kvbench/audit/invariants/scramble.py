@@ -14,7 +14,7 @@ JUNK = 5  # invalid entries added per head
 
 
 def scrambled(view: LayerView, seed: int, junk: float | None) -> LayerView:
-    """Return a copy of a view (what a method sees of a layer's cache), with the entries of every head in random order.
+    """Return a copy of a view, with the entries of every head in random order.
 
     junk: fill the keys, values and columns of added invalid entries with this number; None adds no entries.
     """

@@ -1,4 +1,5 @@
-"""The invariant `storage`: a method's results do not depend on the order in which a view stores the entries."""
+"""The invariant `storage`: a method's results depend neither on the order of stored entries nor on invalid entries, and
+its scores do not depend on the other sequences of the batch."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from kvbench.audit.invariants.generation import evicts
 from kvbench.audit.invariants.scramble import by_position, largest_change, mapped, scrambled
 from kvbench.audit.outcome import Broken, NotApplicable
 from kvbench.eviction.api import Method, ScoreOut
-from kvbench.eviction.select import decide, kept_always, protected
+from kvbench.eviction.select import competing, decide
 from kvbench.eviction.view import LayerView
 
 CLOSE = 1e-4  # relative; sums in another order differ in their last bits
@@ -46,9 +47,7 @@ def _decides_alike(method: Method, plain: Sequence[LayerView], other: Sequence[L
     how: how `other` differs, in words for the message. Raises Broken if results differ by more than rounding.
     """
     for a, b in zip(plain, other):
-        must = protected(kept_always(method, a), a.positions, a.seen, a.prompt_len, a.valid)
-        counts = a.valid if must is None else a.valid & ~must
-        free = by_position(counts, a) > 0
+        free = by_position(competing(method, a), a) > 0
         mine, theirs = _scored(method, a), _scored(method, b)
         change = largest_change(by_position(mine.score, a)[free], by_position(theirs.score, b)[free])
         if change > CLOSE:
@@ -92,10 +91,10 @@ def _observes_alike(method: Method, plain: LayerView, other: LayerView, how: str
 
 
 def _alike(name: str, a: torch.Tensor, b: torch.Tensor, mine: LayerView, theirs: LayerView, how: str) -> None:
-    """Compare the values `a` and `b` of one column or state.
+    """Compare the values `a` and `b` of one column or state, which the method returned for the same entries.
 
-    The method returned them for the same entries, stored as in `mine` and as in `theirs`. how: how `theirs` is stored,
-    in words for the message. Raises Broken if the values differ by more than rounding.
+    The entries are stored as in `mine` and as in `theirs`. how: how `theirs` is stored, in words for the message.
+    Raises Broken if the values differ by more than rounding.
     """
     if name in mine.columns:
         a, b = by_position(a, mine), by_position(b, theirs)
@@ -106,5 +105,4 @@ def _alike(name: str, a: torch.Tensor, b: torch.Tensor, mine: LayerView, theirs:
 
 
 def _scored(method: Method, view: LayerView) -> ScoreOut:
-    out = method.score(view)
-    return out if isinstance(out, ScoreOut) else ScoreOut(out)
+    return ScoreOut.of(method.score(view))

@@ -70,14 +70,17 @@ class Subject:
     draft model.
 
     source: the model's folder or hub name; None for a model in memory only. scratch: the folder for the files that the
-    subject supplies. full: trials with the full cache, which all methods share.
+    subject supplies; made if missing (its parent must exist).
     """
 
     name: str
     loaded: LoadedModel
     source: str | None
     scratch: Path
-    full: dict[Any, Any] = field(default_factory=dict)  # trials with the full cache, see `Exam.full`
+    full: dict[Any, Any] = field(default_factory=dict)  # trials with the full cache, which all methods share
+
+    def __post_init__(self) -> None:
+        self.scratch.mkdir(exist_ok=True)
 
     def serve(self, method: Method) -> tuple[Method, LoadedModel]:
         """Return the method with all files that it needs, and the loaded model on which it runs.
@@ -128,7 +131,7 @@ def named_subject(name: str, scratch: Path) -> Subject:
     """Load the model with this folder or hub name, in float32 on the CPU."""
     info = describe(name)
     loaded = load(info.where, device="cpu", dtype="float32")
-    return Subject(name, endless(loaded), name, _below(scratch, "named"))
+    return Subject(name, endless(loaded), name, scratch / "named")
 
 
 def random_subject(name: str, scratch: Path) -> Subject:
@@ -141,7 +144,7 @@ def random_subject(name: str, scratch: Path) -> Subject:
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(SCALE)
-    return Subject(name, endless(prepare(model.eval(), tokenizer)), None, _below(scratch, name))
+    return Subject(name, endless(prepare(model.eval(), tokenizer)), None, scratch / name)
 
 
 def _config(kind: str, layers: int, heads: int, kv_heads: int, dim: int, others: dict[str, Any]) -> Any:
@@ -156,9 +159,3 @@ def _config(kind: str, layers: int, heads: int, kv_heads: int, dim: int, others:
 def endless(loaded: LoadedModel) -> LoadedModel:
     """Return the model without end tokens, so that every sequence reaches the length limit."""
     return dataclasses.replace(loaded, stop_ids=frozenset())
-
-
-def _below(folder: Path, name: str) -> Path:
-    subfolder = folder / name
-    subfolder.mkdir(exist_ok=True)
-    return subfolder

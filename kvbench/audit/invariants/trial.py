@@ -1,7 +1,4 @@
-"""Runs the generations of an audit: a `Trial` records one generation, a `Bench` is the engine that runs trials.
-
-A trial records the evictions, the views that methods received, and the memory.
-"""
+"""Runs the generations of an audit: a `Trial` records one generation, a `Bench` is the engine that runs trials."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from kvbench.records import Generation, Request
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """How many entries and bytes one sequence holds in its slot after a step."""
+    """How many entries (a mean over its heads) and bytes one sequence holds in its slot after a step."""
 
     key: int
     seen: int
@@ -73,7 +70,7 @@ class Trial:
 
 
 def noise_keys(request: Request, sample: int) -> list[int]:
-    """Return the two names of a sequence in the engine's log of evictions: its prompt's and its sample's."""
+    """Return the two keys under which the engine's log lists evictions of a sequence: the prompt's, the sample's."""
     return [noise.signed64(request.noise_key(s)) for s in (-1, sample)]
 
 
@@ -86,7 +83,6 @@ class Bench:
     def __init__(self, loaded: LoadedModel, method: Method, **settings: Any) -> None:
         """Make the engine. settings: further arguments of `Engine`."""
         self.method = method
-        self.history, self.holdings, self.lost_pages = KeptHistory(), list[Holding](), ""
         plain: dict[str, Any] = {"prefill_chunk": 32, "backend": "torch", "compiled": False, "graph": False, "look": 1}
         self.engine = Engine(
             loaded,
@@ -97,7 +93,7 @@ class Bench:
         )
 
     def run(self, requests: Sequence[Request]) -> Trial:
-        self.history, self.holdings, self.lost_pages = KeptHistory(), [], ""
+        self.history, self.holdings, self.lost_pages = KeptHistory(), list[Holding](), ""
         with watching(self.method) as seen:
             done = {(d.request.doc_id, d.sample): d for d in self.engine.generate(requests)}
         self._count_pages(idle=True)
@@ -128,6 +124,8 @@ class Bench:
                     used.extend(row[:count].tolist())
             pages = sorted([*used, *pool.free])
             if pages != list(range(1, total + 1)):
-                self.lost_pages = f"{len(used)} pages in use and {len(pool.free)} free do not add up to all {total}"
+                self.lost_pages = (
+                    f"a page is lost or listed twice: {len(used)} in use, {len(pool.free)} free, {total} in all"
+                )
             elif idle and used:
                 self.lost_pages = f"{len(used)} of {total} pages were not given back when all sequences had ended"

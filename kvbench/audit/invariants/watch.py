@@ -1,7 +1,4 @@
-"""Records the logits from which the engine draws tokens, and the first views of a layer's cache that methods receive.
-
-At most `MOST` views of each kind are recorded.
-"""
+"""Records the logits from which the engine draws tokens, and the first views of a cache that methods receive."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ class Seen:
 
 @contextmanager
 def watching(method: Method) -> Iterator[Seen]:
-    """While the block runs, record logits and views, by replacing functions of the engine and of the method."""
+    """Record logits and views until the `with` statement ends, by replacing functions of the engine and the method."""
     seen, draw, decide = Seen(), sampler.draw, select.decide
     kinds: dict[Any, int] = {}
 

@@ -85,18 +85,15 @@ class Case:
         return [units[start : start + self.heads] for start in range(0, len(units), self.heads)]
 
     def kept(self, step: int) -> list[set[int]]:
-        """Return, for each unit (one head of one layer), the set of tokens that the reference keeps after a step."""
+        """Return, for each unit, the set of tokens that the reference keeps after a step."""
         return [set(unit.tolist()) for unit in self._split("kept", step)]
 
     def scores(self, step: int) -> list[dict[int, float]] | None:
-        """Return, for each unit (one head of one layer), the reference's score of each token at a step.
+        """Return, for each unit, the reference's score of each token at a step.
 
         None if the file has no scores for the step.
         """
-        if f"score.{step}" not in self.tensors:
-            return None
-        units = zip(self._split("cache", step), self._split("score", step))
-        return [dict(zip(slots.tolist(), scores.double().tolist())) for slots, scores in units]
+        return self.by_token("score", step) if f"score.{step}" in self.tensors else None
 
     def state(self, name: str, step: int) -> torch.Tensor | None:
         """Return values [L, H, n] that the reference stored under `name` before a step; None if the file has none.
@@ -106,15 +103,13 @@ class Case:
         values = self.tensors.get(f"state.{name}.{step}")
         return None if values is None else values.float().view(self.layers, self.heads, -1)
 
-    def noise(self, step: int) -> list[dict[int, float]]:
-        """Return, for each unit (one head of one layer), the random number that the reference drew for each token."""
-        units = zip(self._split("cache", step), self._split("noise", step))
-        return [dict(zip(slots.tolist(), drawn.double().tolist())) for slots, drawn in units]
+    def by_token(self, name: str, step: int) -> list[dict[int, float]]:
+        """Return, for each unit, the numbers that the file stores under `name` for the tokens at a step."""
+        units = zip(self._split("cache", step), self._split(name, step))
+        return [dict(zip(slots.tolist(), numbers.double().tolist())) for slots, numbers in units]
 
     def in_text_order(self, step: int) -> bool:
-        """Return whether the reference's cache, before a step, holds its tokens in the order of the text in each unit
-        (one head of one layer).
-        """
+        """Return whether the reference's cache, before a step, holds each unit's tokens in the order of the text."""
         return all(bool((row.diff() > 0).all()) for layer in self.slots(step) for row in layer)
 
     def _split(self, name: str, step: int) -> list[torch.Tensor]:

@@ -12,7 +12,6 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
-from typing import Any
 
 from kvbench.audit.parity.cases import Case
 from kvbench.audit.parity.variants import CasePlan
@@ -26,7 +25,7 @@ from kvbench.lazy import torch
 
 TIE = 1e-5  # scores closer than this share of the median score count as tied
 
-Watch = Callable[[list[LayerView]], None]
+Watch = Callable[[int, list[LayerView]], None]  # (step, views of all layers), called right before each eviction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +61,9 @@ class ReferenceLayer:
 
     def __init__(self, heads: int, group: int, method: Method, initial: Mapping[str, torch.Tensor]) -> None:
         self.specs, self.initial = expanded(method.columns(), group), initial
-        self.positions = torch.empty(1, heads, 0, dtype=torch.int64)
-        self.valid = torch.empty(1, heads, 0, dtype=torch.bool)
-        self.columns = {c.name: torch.empty(1, heads, 0) for c in self.specs}
+        self.columns: dict[str, torch.Tensor] = {}
         self.states: dict[str, torch.Tensor] = {}
+        self.take([torch.empty(0, dtype=torch.int64)] * heads, {})
 
     def take(self, rows: list[torch.Tensor], columns: dict[str, list[torch.Tensor]]) -> None:
         """Replace all entries by entries at the positions `rows`, one tensor per head.
@@ -111,10 +109,7 @@ class ReferenceLayer:
 
 
 class ReferenceCache:
-    """A minimal cache that lets a method evict from the layers of a parity case.
-
-    watch: called right before each eviction, with the views of all layers.
-    """
+    """A minimal cache that lets a method evict from the layers of a parity case."""
 
     def __init__(self, case: Case, plan: CasePlan, method: Method, watch: Watch | None = None) -> None:
         self.plan, self.method, self.heads, self.watch = plan, method, case.heads, watch
@@ -143,19 +138,20 @@ class ReferenceCache:
         each KV head are repeated for its query heads. None stays None."""
         return x if x is None else x.repeat_interleave(self.heads // x.shape[1], dim=1)
 
-    def load(self, case: Case, step: int) -> None:
-        """Replace all entries by those that the reference held before a step, with the columns that the file stores.
+    def load(self) -> None:
+        """Replace all entries by those that the reference held before `self.step`, with the columns in the file.
 
         All other columns get the values with which they start, except `RANK`: from the second step on, it is the order
         in which the file stores the entries. States are replaced only if the plan has `resume`.
         """
-        slots, self.seen = case.slots(step), case.seen[step]
+        step = self.step
+        slots, self.seen = self.case.slots(step), self.case.seen[step]
         self.observed = 0 if step == 0 else self.seen
         for index, layer in enumerate(self.layers):
             columns: dict[str, list[torch.Tensor]] = {}
             for column in layer.specs:
                 name, _, head = column.name.partition(".")
-                state = case.state(self.plan.states.get(name, ""), step)
+                state = self.case.state(self.plan.states.get(name, ""), step)
                 if column.name == RANK.name and step:
                     columns[column.name] = [torch.arange(len(row)).float() for row in slots[index]]
                 elif state is not None:
@@ -171,7 +167,7 @@ class ReferenceCache:
         """Add one entry per new token in every layer, up to `seen` tokens in all.
 
         The first call also shows the queries of these tokens to a method that needs all queries since the last
-        eviction.
+        eviction, and sets the state `memory` if the plan has `prompt_memory`.
         """
         first = self.seen == 0
         for layer in self.layers:
@@ -194,19 +190,19 @@ class ReferenceCache:
             self._observe()
         views = self._views(max(0, self.seen - self.method.needs().width))
         if self.watch is not None:
-            self.watch(views)
+            self.watch(self.step, views)
         for layer, decision in zip(self.layers, decide(self.method, views)):
             layer.update(decision.columns)
             layer.keep(decision.keep)
         self.evictions += 1
 
-    def probe(self, case: Case) -> None:
+    def probe(self) -> None:
         """Show the method its probes (queries and keys of extra tokens), which the plan takes from the case. Do nothing
         if the plan has no probes."""
         if self.plan.probes is None:
             return
         for index, layer in enumerate(self.layers):
-            for fields in self.plan.probes(case, index):
+            for fields in self.plan.probes(self.case, index):
                 layer.update(self.method.observe(replace(self._view(index, self.seen), **fields)))
 
     def kept(self) -> list[set[int]]:
@@ -234,10 +230,10 @@ class ReferenceCache:
         # Without keys the method reads positions only.
         keys = torch.zeros(*layer.positions.shape, 1) if self.k is None else cached(self.k)
         queries = None if self.q is None else self.q[index : index + 1, :, first_query : self.seen]
-        more: dict[str, Any] = {} if self.v is None else {"values": cached(self.v)}
         view = make_view(
             keys,
             queries,
+            values=keys if self.v is None else cached(self.v),
             budget=self._allowed(),
             positions=layer.positions,
             valid=layer.valid,
@@ -251,7 +247,6 @@ class ReferenceCache:
             weights=self.plan.weights,
             rope=self.plan.rope,
             eviction_index=torch.tensor([self.evictions]),
-            **more,
         )
         return self._drawn(view, index) if self.plan.draws else view
 
@@ -261,23 +256,16 @@ class ReferenceCache:
         For a protected entry the case has no random number, so 0 stands in for it (1 if `CasePlan.exponential` is set).
         index: the index of the view's layer in the case.
         """
-        units = self.case.noise(self.step)[index * self.heads :]
+        units = self.case.by_token("noise", self.step)[index * self.heads :]
         rows = [[unit.get(p, 0.0) for p in row] for row, unit in zip(view.positions[0].tolist(), units)]
         fields = {f.name: getattr(view, f.name) for f in dataclass_fields(view)}
         drawn = torch.tensor([rows], dtype=torch.float64)
         return DrawnView(**fields, drawn=(-drawn).exp() if self.plan.exponential else drawn)
 
 
-def run_case(
-    case: Case, plan: CasePlan, watch: Callable[[int, list[LayerView]], None] | None = None
-) -> list[StepResult]:
-    """Run one case as its plan says; return one result for each stored step that the plan compares.
-
-    watch: called right before each eviction, with the number of the step and the views of all layers.
-    """
-    method = make(plan.method, plan.options)
-    step = 0
-    cache = ReferenceCache(case, plan, method, watch and (lambda views: watch(step, views)))
+def run_case(case: Case, plan: CasePlan, watch: Watch | None = None) -> list[StepResult]:
+    """Run one case as its plan says; return one result for each stored step that the plan compares."""
+    cache = ReferenceCache(case, plan, make(plan.method, plan.options), watch)
     results = []
     forced = plan.sorted_steps or bool(plan.steps)
     if plan.prefix:
@@ -289,8 +277,8 @@ def run_case(
         if (plan.steps and step not in plan.steps) or (plan.sorted_steps and not case.in_text_order(step)):
             continue
         if forced:
-            cache.load(case, step)
-            cache.probe(case)
+            cache.load()
+            cache.probe()
             cache.evict()
         elif plan.every_token and step:
             for token in range(cache.seen, seen):
@@ -321,8 +309,8 @@ def _compare(plan: CasePlan, case: Case, step: int, forced: bool, got: list[set[
 def tied(got: set[int], want: set[int], scores: dict[int, float] | None) -> bool:
     """Return whether `got` keeps the same tokens as the reference's `want`, apart from ties.
 
-    Tokens may differ if their reference scores tie with the lowest score that the reference keeps. They may not differ
-    if there are no scores, or if `got` and `want` have different sizes.
+    Tokens may differ if their reference scores tie with the lowest score that the reference keeps. Without scores, or
+    if `got` and `want` have different sizes, every difference gives False.
     """
     swapped = got ^ want
     if not swapped:

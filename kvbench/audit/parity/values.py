@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kvbench.audit.parity.cases import Case
@@ -32,12 +33,12 @@ FAR = 1e9  # the error of tensors of different sizes, and of NaN
 class ValueResult:
     """How far kvbench's numbers for one recorded value of a case (for example a loss) are from the reference's.
 
-    The comparison covers all stored steps. error: the largest ratio of a number's difference to its tolerance.
+    The comparison covers all stored steps.
     """
 
     value: str
     numbers: int
-    error: float  # largest difference, in units of the tolerance
+    error: float  # largest ratio of a number's difference to its tolerance
 
     @property
     def equal(self) -> bool:
@@ -107,10 +108,6 @@ def _at_decisions(case: Case, compare: Callable[[Case, Any, int, list[LayerView]
     yield from pairs
 
 
-def _scorer(case: Case) -> Pairs:
-    return _at_decisions(case, _scorer_step)
-
-
 def _scorer_step(case: Case, method: Any, step: int, views: list[LayerView]) -> Pairs:
     """Yield two pairs of tensors: kvbench's and the file's attention features, then kvbench's and the file's scores.
 
@@ -128,7 +125,7 @@ def _scorer_step(case: Case, method: Any, step: int, views: list[LayerView]) -> 
 
 
 def _scorer_and_labels(case: Case) -> Pairs:
-    yield from _scorer(case)
+    yield from _at_decisions(case, _scorer_step)
     t, h = case.tensors, case.hyper
     interval, budget = h["window_size"], h["budget"]
     first = (1 + budget // interval) * interval
@@ -140,10 +137,6 @@ def _scorer_and_labels(case: Case) -> Pairs:
     for margin in h["margin"]:
         ours = ranking_loss(t["aux.drop_score.0"], golden.scores[0], margin)
         yield f"ranking loss, margin {margin:g}", ours, t[f"rank_loss_margin{margin:g}"]
-
-
-def _retention_scores(case: Case) -> Pairs:
-    return _at_decisions(case, _retention_step)
 
 
 def _retention_step(case: Case, method: Any, step: int, views: list[LayerView]) -> Pairs:
@@ -171,9 +164,10 @@ def _surrogate(case: Case) -> Pairs:
         yield "prediction", ours, case.tensors[name]
 
 
+_retention_scores = partial(_at_decisions, compare=_retention_step)
 VALUES: dict[tuple[str, str], Callable[[Case], Pairs]] = {
     ("foresightkv", "training_loop_topk"): _scorer_and_labels,
-    ("foresightkv", "eval_deterministic_topk"): _scorer,
+    ("foresightkv", "eval_deterministic_topk"): partial(_at_decisions, compare=_scorer_step),
     ("foresightkv", "grpo"): _policy,
     ("trimkv", "gate"): _gates,
     **{("kvzap", f"kvpress_{form}"): _surrogate for form in ("topk", "threshold_prefill", "threshold_decode")},

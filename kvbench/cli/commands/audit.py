@@ -40,7 +40,7 @@ EPILOG = """Examples:
 
 def audit(
     methods: Annotated[
-        list[str] | None,
+        Texts,
         typer.Argument(
             metavar="METHOD", help="Methods to check; A+B: A evicts the prompt, B generated tokens.", show_default=False
         ),
@@ -162,7 +162,7 @@ def _chosen(names: list[str], every: bool, method_opts: list[str]) -> list[tuple
                     f"has no option {quote(option)}."
                 )
             if place not in used:
-                raise UserError(f"--method-opt {quote(f'{option}={value}')}: none of these methods has the option.")
+                raise UserError(f"--method-opt {quote(f'{option}={value}')}: no audited method has the option.")
     problems.stop()
     return chosen
 

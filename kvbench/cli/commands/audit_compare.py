@@ -16,9 +16,9 @@ def audit_compare(run: str, *, as_json: bool) -> int:
     if as_json:
         terminal.data({"run": run, "caught": all(c.caught for c in found), "faults": [asdict(c) for c in found]})
     else:
-        table = terminal.grid("planted", "exit code", "", "says", right=("exit code",))
+        rows = []
         for check in found:
             verdict = "caught" if check.caught else f"MISSED, wanted {check.wanted}"
-            table.add_row(check.name, str(check.found), verdict, terminal.clean(check.says))
-        terminal.console().print(table)
+            rows.append((check.name, str(check.found), verdict, terminal.clean(check.says)))
+        terminal.table(("planted", "exit code", "", "says"), rows, right=("exit code",))
     return 0 if all(check.caught for check in found) else 1

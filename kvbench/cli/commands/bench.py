@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
-from kvbench.cli import bench_options, options
+from kvbench.cli import bench_options
 from kvbench.cli.bench_figures import bench_figures
 from kvbench.cli.bench_published import print_published, published_rows
 from kvbench.cli.bench_tables import print_tables
 from kvbench.cli.draw import draw
+from kvbench.cli.options import LastLine, Parameter, Plugins, Text, declare, option, same_as_run, takes
 from kvbench.config.plugins import load_plugins
 from kvbench.config.settings import DTYPES
 from kvbench.console import terminal
@@ -30,73 +31,47 @@ EPILOG = """Examples:
   kvbench bench --preset foresightkv-table3
   kvbench bench --preset gkv-table2 --shape A --scale 32 --sequences 2
 """
-Text = str | None
 
 
-def _own(name: str, help: str, metavar: str) -> Any:
-    """Declare an option whose default is in `bench_options.DEFAULTS`, and add the default to its help text."""
-    default = bench_options.DEFAULTS.get(name)
-    return options.plain(f"--{name}", f"{help} Default: {default}." if default else help, metavar)
+def _text(name: str, help: str, metavar: str) -> Parameter:
+    """Return an option of this command. Its help text ends with its default in `bench_options.DEFAULTS`, if any."""
+    default = bench_options.DEFAULTS.get(name.replace("_", "-"))
+    return option(name, Text, f"{help} Default: {default}." if default else help, metavar=metavar)
 
 
-@options.takes("method", "budget", "method_opt")
-def bench(
-    typed: Mapping[str, Any],
-    preset: Annotated[Text, _own("preset", f"A paper's table: {', '.join(PRESETS)}.", "NAME")] = None,
-    scale: Annotated[Text, _own("scale", "Divide the preset's numbers of tokens, budgets too, by N.", "N")] = None,
-    baseline: Annotated[
-        Text, _own("baseline", f"Systems to compare with: {', '.join(BASELINES)}, or none.", "NAME,NAME")
-    ] = None,
-    sequences: Annotated[
-        Text, _own("sequences", "Numbers of sequences decoded side by side; max: as many as fit into memory.", "N,N")
-    ] = None,
-    samples: Annotated[Text, _own("samples", "Number of sequences that share a prompt.", "N")] = None,
-    prompt: Annotated[Text, _own("prompt", "Tokens of each prompt.", "N,N")] = None,
-    new_tokens: Annotated[Text, _own("new-tokens", "Tokens of each answer.", "N,N")] = None,
-    stretch: Annotated[
-        Text, _own("stretch", "Also show the time per token for each stretch of N generated tokens.", "N")
-    ] = None,
-    interval: Annotated[Text, _own("interval", "Generated tokens between evictions.", "N")] = None,
-    shape: Annotated[Text, _own("shape", f"Shape of the model: {', '.join(SHAPES)}.", "NAME")] = None,
-    device: Annotated[Text, _own("device", "auto, cpu, cuda.", "DEVICE")] = None,
-    dtype: Annotated[Text, _own("dtype", f"{', '.join(DTYPES)}.", "DTYPE")] = None,
-    memory: Annotated[
-        Text, _own("memory", "Memory of the GPU to plan for; the command uses no more of a larger GPU.", "GIB")
-    ] = None,
-    decode_attn: Annotated[Text, options.same_as_run("decode_attn")] = None,
-    compile_cpu: Annotated[bool, options.same_as_run("compile_cpu")] = False,
-    threads: Annotated[Text, _own("threads", "Processor threads.", "N")] = None,
-    plugin: options.Plugins = None,
-    repeats: Annotated[Text, _own("repeats", "Number of timed rounds; tables show medians.", "N")] = None,
-    plot: Annotated[Text, options.plain("--plot", "Also draw speeds into this folder, as SVG and PDF.", "DIR")] = None,
-    json: Annotated[bool, options.plain("--json", "Last line of stdout is one JSON document.")] = False,
-) -> None:
+OWN = (
+    _text("preset", f"A paper's table: {', '.join(PRESETS)}.", "NAME"),
+    _text("scale", "Divide the preset's numbers of tokens, budgets too, by N.", "N"),
+    _text("baseline", f"Systems to compare with: {', '.join(BASELINES)}, or none.", "NAME,NAME"),
+    _text("sequences", "Numbers of sequences decoded side by side; max: as many as fit into memory.", "N,N"),
+    _text("samples", "Number of sequences that share a prompt.", "N"),
+    _text("prompt", "Tokens of each prompt.", "N,N"),
+    _text("new_tokens", "Tokens of each answer.", "N,N"),
+    _text("stretch", "Also show the time per token for each stretch of N generated tokens.", "N"),
+    _text("interval", "Generated tokens between evictions.", "N"),
+    _text("shape", f"Shape of the model: {', '.join(SHAPES)}.", "NAME"),
+    _text("device", "auto, cpu, cuda.", "DEVICE"),
+    _text("dtype", f"{', '.join(DTYPES)}.", "DTYPE"),
+    _text("memory", "Memory of the GPU to plan for; the command uses no more of a larger GPU.", "GIB"),
+    declare("decode_attn", Annotated[Text, same_as_run("decode_attn")]),
+    declare("compile_cpu", Annotated[bool, same_as_run("compile_cpu")], False),
+    _text("threads", "Processor threads.", "N"),
+    declare("plugin", Plugins),
+    _text("repeats", "Number of timed rounds; tables show medians.", "N"),
+    _text("plot", "Also draw speeds into this folder, as SVG and PDF.", "DIR"),
+    declare("json", LastLine, False),
+)
+
+
+@takes(*OWN, "method", "budget", "method_opt")
+def bench(typed: Mapping[str, Any]) -> None:
     """Measure decoding speed with random weights: methods, baselines, and the share of the hardware limit.
 
     Defaults: --method tova, --budget 128.
     """
-    load_plugins(plugin or [])
-    own = {
-        "preset": preset,
-        "scale": scale,
-        "baseline": baseline,
-        "sequences": sequences,
-        "samples": samples,
-        "prompt": prompt,
-        "new-tokens": new_tokens,
-        "stretch": stretch,
-        "interval": interval,
-        "shape": shape,
-        "device": device,
-        "dtype": dtype,
-        "memory": memory,
-        "decode-attn": decode_attn,
-        "compile-cpu": compile_cpu,
-        "threads": threads,
-        "repeats": repeats,
-    }
-    asked = bench_options.read({**typed, **own})
-    if plot is not None:
+    load_plugins(typed["plugin"] or [])
+    asked = bench_options.read(typed)
+    if typed["plot"] is not None:
         plots.check()
 
     from kvbench.runner.bench.results import as_json
@@ -119,9 +94,9 @@ def bench(
         rows = published_rows(asked.preset, setting, results, asked.scale)
         print_published(asked.preset, setting, rows, asked.scale, document["device"])
         document["published"] = rows
-    if plot is not None:
-        draw(bench_figures(setting, results), plot)
-    if json:
+    if typed["plot"] is not None:
+        draw(bench_figures(setting, results), typed["plot"])
+    if typed["json"]:
         terminal.data(document)
     if ended is not None:
         raise ended

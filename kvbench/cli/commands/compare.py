@@ -5,15 +5,18 @@ A regression run in continuous integration ends with this command. It imports to
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvbench.cli.options import plain, takes
+from kvbench.cli.options import Text, Texts, plain, takes
+from kvbench.config.parsers import choice, parse
+from kvbench.config.plugins import load_plugins
 from kvbench.console import terminal
 from kvbench.errors import SetupError, UserError, quote
 
@@ -50,13 +53,11 @@ def compare(
         str, typer.Argument(metavar="BASE", help="Run folders, separated by commas, or a baseline file from --save.")
     ],
     new: Annotated[
-        str | None, typer.Argument(metavar="[NEW]", help="Folders of runs to compare with BASE.", show_default=False)
+        Text, typer.Argument(metavar="[NEW]", help="Folders of runs to compare with BASE.", show_default=False)
     ] = None,
-    margin: Annotated[
-        str | None, plain("--margin", "Accept a score that is lower by up to M, as in 0.02.", "M")
-    ] = None,
+    margin: Annotated[Text, plain("--margin", "Accept a score that is lower by up to M, as in 0.02.", "M")] = None,
     gate: Annotated[
-        str | None,
+        Text,
         plain("--gate", "TOML file with the margin and tier (critical, advisory) of cells, and with limits.", "FILE"),
     ] = None,
     strict: Annotated[
@@ -66,12 +67,12 @@ def compare(
         bool, plain("--two-stage", "Report a drop only if the test on a second seed finds it too.")
     ] = False,
     map_: Annotated[
-        list[str] | None, plain("--map", "Compare BASE's method or model with another one of NEW.", "BASE=NEW")
+        Texts, plain("--map", "Compare BASE's method or model with another one of NEW.", "BASE=NEW")
     ] = None,
     format: Annotated[str, typer.Option("--format", metavar="FORMAT", help=f"{', '.join(FORMATS)}.")] = "text",
     flips: Annotated[bool, plain("--flips", "Show the questions whose scores changed.")] = False,
     plan: Annotated[bool, plain("--plan", "Print how many questions the margin needs; takes BASE alone.")] = False,
-    save: Annotated[str | None, plain("--save", "Save BASE as a baseline file; takes BASE alone.", "FILE")] = None,
+    save: Annotated[Text, plain("--save", "Save BASE as a baseline file; takes BASE alone.", "FILE")] = None,
     replay: Annotated[
         bool,
         plain("--replay", "Let the methods of both sides read answers again, and compare which entries they keep."),
@@ -79,14 +80,13 @@ def compare(
     json: Annotated[bool, plain("--json", "The same as --format json.")] = False,
 ) -> int:
     """Test whether NEW is worse than BASE: by equality where answers must be equal, otherwise by paired tests."""
-    if format not in FORMATS:
-        raise UserError(f"--format {quote(format)}: choose {', '.join(FORMATS)}.")
+    parse("--format", choice(*FORMATS), format)
     from kvbench.compare.reading import read_side
 
     alone = "--save" if save is not None else "--plan" if plan else ""
     others = {"--map": map_, "--flips": flips, "--two-stage": two_stage, "--strict": strict}
     _check(typed, alone, new, [flag for flag, given in others.items() if given], format, replay=replay)
-    _load(typed["plugin"])
+    load_plugins(typed["plugin"] or [])  # those that a run's folder names are never imported
     policy = _policy(margin, gate, strict)
     old = read_side(base)
     if alone:
@@ -130,22 +130,12 @@ def _check(
 
 
 def _policy(margin: str | None, gate: str | None, strict: bool) -> Policy:
-    import dataclasses
-
     from kvbench.compare import policy
 
     found = policy.read_policy(Path(gate)) if gate is not None else policy.Policy()
     if margin is not None:
         found = dataclasses.replace(found, margin=policy.margin(margin, "--margin"))
     return dataclasses.replace(found, strict=found.strict or strict)
-
-
-def _load(plugin: list[str] | None) -> None:
-    """Import the plug-ins that the user names. Plug-ins that a run's folder names are never imported."""
-    if plugin:
-        from kvbench.config.plugins import load_plugins
-
-        load_plugins(plugin)
 
 
 def _both_decided(old: Side, now: Side, mapping: Mapping[str, str], typed: Mapping[str, Any]) -> tuple[Side, Side]:
@@ -169,24 +159,18 @@ def _decided(side: Side, typed: Mapping[str, Any]) -> Side:
 
     A run's folder may come from anyone. kvbench therefore asks the hub only for names that the user gave.
     """
-    import dataclasses
-
     from kvbench.cli.continued import TO_ASK, asked, continued
-    from kvbench.cli.replayed_run import check_same
+    from kvbench.cli.replayed_run import inputs_of
     from kvbench.compare.decisions import decided, one_run
     from kvbench.config.layers import gather
-    from kvbench.runner.inputs import read_inputs
     from kvbench.sources import hub
 
     one_run(side)
     [folder] = side.folders
     given = gather(typed, os.environ)
     config = continued(folder.parent, folder.name, given, needed=TO_ASK, more_plugins=True)
-    config = dataclasses.replace(config, judge="none", unsafe_run_code=True)
     with hub.only(asked(config, given)):
-        inputs = read_inputs(config, terminal.warning)
-        check_same(config, folder, inputs)
-        return decided(side, config, inputs)
+        return decided(side, config, inputs_of(config, folder))
 
 
 def _alone(side: Side, save: str | None, plan: bool, policy: Policy, *, as_json: bool) -> int:
@@ -194,8 +178,6 @@ def _alone(side: Side, save: str | None, plan: bool, policy: Policy, *, as_json:
 
     --plan prints how many questions a margin needs; --save writes BASE to a baseline file.
     """
-    import dataclasses
-
     from kvbench.compare import baseline, planning, words
 
     for run in side.unfinished.items():
@@ -253,7 +235,7 @@ def _plain(text: str) -> str:
 
 def _drawn(outcome: Outcome, format: str, flips: bool) -> str:
     from kvbench.compare import flips as changed
-    from kvbench.compare.github import commands, fenced
+    from kvbench.compare.github import commands
     from kvbench.compare.junit import junit
     from kvbench.compare.tables import Comparison
     from kvbench.report.render import FORMATS as DRAWN
@@ -264,15 +246,17 @@ def _drawn(outcome: Outcome, format: str, flips: bool) -> str:
     if format in ("json", "text"):
         return DRAWN[format](tables) + (f"\n\n{changed.text(outcome)}" if flips and format == "text" else "")
     markdown = DRAWN["markdown"](tables) + (f"\n\n{changed.markdown(outcome)}" if flips else "")
-    return markdown if format == "markdown" else "\n".join([*commands(outcome), _summary(markdown, fenced)])
+    return markdown if format == "markdown" else "\n".join([*commands(outcome), _summary(markdown)])
 
 
-def _summary(markdown: str, fenced: Callable[[str], str]) -> str:
+def _summary(markdown: str) -> str:
     """Append Markdown to the file from which GitHub makes a job's summary page, and return "".
 
-    If GITHUB_STEP_SUMMARY is not set, return the Markdown, to be printed. `fenced` puts the Markdown between lines that
-    keep GitHub from reading commands in this text. Raises SetupError if the file cannot be written.
+    If GITHUB_STEP_SUMMARY is not set, return the Markdown, to be printed. Raises SetupError if the file cannot be
+    written.
     """
+    from kvbench.compare.github import fenced
+
     path = os.environ.get("GITHUB_STEP_SUMMARY")
     if not path:
         return fenced(markdown)

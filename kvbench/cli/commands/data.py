@@ -10,7 +10,7 @@ import typer
 
 from kvbench import registry
 from kvbench.cli.index import flowing
-from kvbench.cli.options import DataRevision, Document, Plugins, group, plain
+from kvbench.cli.options import DataRevision, Document, Plugins, Text, Texts, group, plain
 from kvbench.config.parsers import split
 from kvbench.config.plugins import load_plugins
 from kvbench.console import signals, terminal
@@ -50,13 +50,13 @@ Tasks = Annotated[
     list[str], typer.Argument(metavar="TASK...", help="Tasks, groups, or patterns (ruler/*).", show_default=False)
 ]
 AnyTasks = Annotated[
-    list[str] | None,
+    Texts,
     typer.Argument(metavar="[TASK...]", help="Tasks, groups, or patterns (ruler/*). Default: all.", show_default=False),
 ]
 Folder = Annotated[
-    str | None, plain("--data", "Folder to look in. Default: KVBENCH_DATA, else bundled files, else the hub.", "DIR")
+    Text, plain("--data", "Folder to look in. Default: KVBENCH_DATA, else bundled files, else the hub.", "DIR")
 ]
-Target = Annotated[str | None, plain("--out", "Folder for the data. Default: KVBENCH_DATA, else data.", "DIR")]
+Target = Annotated[Text, plain("--out", "Folder for the data. Default: KVBENCH_DATA, else data.", "DIR")]
 
 
 @app.command("fetch", epilog=flowing(FETCH))
@@ -165,18 +165,13 @@ def check(
     if bad and tasks:
         named = ", ".join(f"{row['task']} ({row['state']})" for row in bad)
         raise SetupError(
-            f"data of {len(bad)} of {len(rows)} tasks are missing or wrong: {named}. "
+            f"data of {len(bad)} of {len(rows)} tasks are missing, wrong or only a sample: {named}. "
             "'kvbench data fetch TASK --out FOLDER' gets them."
         )
 
 
 @app.command("path", epilog=flowing(PATH))
-def path(
-    tasks: Tasks,
-    data: Folder = None,
-    plugin: Plugins = None,
-    json: Document = False,
-) -> None:
+def path(tasks: Tasks, data: Folder = None, plugin: Plugins = None, json: Document = False) -> None:
     """Print the data files that a run of these tasks would read.
 
     Downloads nothing; exit code 3 when files are missing.

@@ -21,10 +21,7 @@ EPILOG = """Examples:
 """
 
 
-def doctor(
-    out: Out = "results",
-    json: Document = False,
-) -> None:
+def doctor(out: Out = "results", json: Document = False) -> None:
     """Check this machine: versions, devices, memory, threads, the built-in model, data and results folders."""
     checks = [_check(name, probe) for name, probe in _probes(out)]
     bad = [check for check in checks if not check["ok"]]
@@ -82,11 +79,8 @@ def _accelerators() -> str:
 
 
 def _sandbox() -> str:
-    """Return one line on the sandbox: which of its tiers (ways to isolate a program) work here, and why the others do
-    not.
-
-    Only tasks that run programs need a sandbox.
-    """
+    """Return one line on which tiers of the sandbox work here, and why the others do not. Only tasks that run programs
+    need a sandbox."""
     from kvbench.scoring.sandbox import findings
 
     return "; ".join(f"{r.tier} {f'does not work: {r.problems[0]}' if r.problems else 'works'}" for r in findings())

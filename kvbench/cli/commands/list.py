@@ -14,11 +14,11 @@ import typer
 
 from kvbench import registry
 from kvbench.cli import suites
-from kvbench.cli.options import Document, Plugins, plain
+from kvbench.cli.options import Document, Plugins, Text, plain
 from kvbench.cli.recipe_rows import recipe_row, recipe_rows
 from kvbench.config.plugins import load_plugins
 from kvbench.console import terminal
-from kvbench.errors import UserError, bare, quote
+from kvbench.errors import UserError, bare, few, quote
 from kvbench.registry import did_you_mean
 from kvbench.taskkit.names import LM_EVAL, expand, get_task, task_names
 
@@ -54,13 +54,13 @@ def list_(
         typer.Argument(metavar="methods|tasks|recipes|models|suites|runs", help="What to list.", show_default=False),
     ],
     name: Annotated[
-        str | None,
+        Text,
         typer.Argument(
             metavar="[NAME]", help="Show one method, task, recipe, model or suite in full.", show_default=False
         ),
     ] = None,
     plugin: Plugins = None,
-    out: Annotated[str | None, plain("--out", "With runs: the folder of all runs. Default: results.", "DIR")] = None,
+    out: Annotated[Text, plain("--out", "With runs: the folder of all runs. Default: results.", "DIR")] = None,
     json: Document = False,
 ) -> None:
     """List methods, tasks, recipes, models, suites or runs; with a name, show one in full, with its defaults."""
@@ -79,18 +79,13 @@ def list_(
         "models": (_models, _model),
         "suites": (suites.listed, suites.one),
     }[kind]
-    if name is not None:
-        entry = one(name)
-        if json:
-            terminal.data(entry)
-        else:
-            _print_one(entry)
-        return
-    entries = rows()
+    found: Any = rows() if name is None else one(name)
     if json:
-        terminal.data(entries)
+        terminal.data(found)
+    elif name is not None:
+        _print_one(found)
     else:
-        _print_table(entries)
+        _print_table(found)
         for prefix in registry.methods.families if kind == "methods" else ():
             terminal.note(f"{prefix}:NAME are methods too: docs/{prefix}.md lists the names.")
 
@@ -127,22 +122,16 @@ def _list_runs(name: str | None, out: str | None, json: bool) -> None:
 def _short_run(entry: dict[str, Any]) -> dict[str, Any]:
     """Return the description of a run, shortened to one line of the table.
 
-    The line names the first members of each list and the minute in which the run began. For a complete run, the line
-    states the number of rows. For any other run, the line also states the planned number of rows and the status. If the
-    rows are unknown, the line states only the status.
+    The field `rows` is the number of rows for a complete run, otherwise a text such as "3 of 8, unfinished". If the
+    number of rows is unknown, the field is the status alone.
     """
-    lists = {key: _few(entry[key]) for key in ("methods", "budgets", "tasks")}
+    lists = {key: few(entry[key], FEW) or None for key in ("methods", "budgets", "tasks")}
     done, status = entry["rows"], entry["status"]
     rows = status if done is None else done.partition(" of ")[0] if status == "complete" else f"{done}, {status}"
     created = entry["created"] and entry["created"].replace("T", " ")[:16]
     shown = {"name": entry["name"], "model": entry["model"], **lists}
     shown |= {"settings": entry["settings"], "rows": rows, "created": created}
     return {key: value and terminal.clean(value) for key, value in shown.items()}
-
-
-def _few(names: list[str]) -> str | None:
-    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
-    return ", ".join(names[:FEW]) + more or None
 
 
 def _methods() -> list[dict[str, Any]]:
@@ -322,10 +311,7 @@ def _print_one(entry: dict[str, Any]) -> None:
             console.print(f"{key:<{width}}  {lines[0]}", *(" " * (width + 2) + line for line in lines[1:]), sep="\n")
             continue
         console.print(f"\n{key} ({FLAGS[key]})\n")
-        table = terminal.grid(*value[0])
-        for item in value:
-            table.add_row(*(_cell(cell) for cell in item.values()))
-        console.print(table)
+        terminal.table(tuple(value[0]), ([_cell(cell) for cell in item.values()] for item in value))
 
 
 def _cell(value: Any) -> str:

@@ -9,11 +9,12 @@ replaces ``--device``.
 from __future__ import annotations
 
 import sys
+import traceback
 from typing import Annotated, Any
 
 import typer
 
-from kvbench.cli.options import plain
+from kvbench.cli.options import Texts, plain
 from kvbench.console import faults, signals
 from kvbench.console.faults import words
 from kvbench.console.progress import step
@@ -33,7 +34,7 @@ CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False, "he
 
 def lm_eval(
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="...", help="Arguments of lm-eval's own command.", show_default=False)
+        Texts, typer.Argument(metavar="...", help="Arguments of lm-eval's own command.", show_default=False)
     ] = None,
     path: Annotated[
         bool, plain("--path", "Print the folder of kvbench's tasks, for lm-eval's --include_path.")
@@ -108,10 +109,8 @@ def _from_file(options: Any) -> dict[str, Any]:
 
 def _innermost(error: BaseException) -> str:
     """Return the name of the module whose code raised an error."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return str(trace.tb_frame.f_globals.get("__name__", "")) if trace else ""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return str(frames[-1].f_globals.get("__name__", "")) if frames else ""
 
 
 def _foreign(error: Exception) -> KVBenchError:

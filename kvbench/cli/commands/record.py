@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shlex
 from collections.abc import Mapping
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from kvbench.cli.commands.show import one_run
 from kvbench.cli.continued import TO_ASK, asked, continued
-from kvbench.cli.options import Run, plain, takes
-from kvbench.cli.replayed_run import check_same
+from kvbench.cli.options import Run, Text, plain, takes
+from kvbench.cli.replayed_run import inputs_of
 from kvbench.config.layers import gather
 from kvbench.config.parsers import parse
 from kvbench.config.settings import PARSERS
@@ -40,7 +39,7 @@ def record(
     run: Run,
     limit: Annotated[str, plain("--limit", f"Number of questions per task. Default: {QUESTIONS}.", "N")] = QUESTIONS,
     sample: Annotated[
-        str | None, plain("--sample", "Record only the question with this id, not the first questions.", "ID")
+        Text, plain("--sample", "Record only the question with this id, not the first questions.", "ID")
     ] = None,
 ) -> None:
     """Record which tokens each method kept at each eviction, for the first questions of a run.
@@ -63,7 +62,7 @@ def record(
     if not rows:
         raise UserError(
             f"run {quote(folder.name)} has no eviction to record. No method dropped an entry on the questions "
-            "that were read: choose others with --limit or --sample, or a run with a smaller budget."
+            "that were read. Read other questions (--limit, --sample), or give a run with a smaller budget."
         )
 
     from kvbench.store import decisions
@@ -77,22 +76,13 @@ def record(
 def _record(
     config: RunConfig, folder: Path, sample: str | None, count: int | None, progress: Readings
 ) -> list[Decisions]:
-    from kvbench.engine.model.load import load
     from kvbench.replay.decisions import Recorder, answers, check
-    from kvbench.runner.inputs import read_inputs
 
     check(config)
-    inputs = read_inputs(dataclasses.replace(config, judge="none", unsafe_run_code=True), terminal.warning)
-    check_same(config, folder, inputs)
+    inputs = inputs_of(config, folder)
     if sample is not None and all(sample != p.doc_id for work in inputs.works.values() for p in work.prompts):
         raise _nothing(folder, sample, "the run has no question with this id.")
-    loaded = load(
-        inputs.where,
-        revision=config.revision,
-        device=config.device,
-        dtype=config.dtype,
-        adapter=inputs.adapter,
-    )
+    loaded = inputs.load_model(config)
     recorder = Recorder(loaded=loaded, config=config, inputs=inputs, say=terminal.warning, on_read=progress.next)
     found: list[Decisions] = []
     for name, work in inputs.works.items():

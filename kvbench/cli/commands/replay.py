@@ -11,15 +11,13 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from kvbench import registry
 from kvbench.cli.checks import check
 from kvbench.cli.commands.show import one_run
-from kvbench.cli.options import Plugins, plain, takes
-from kvbench.cli.replayed_run import check_same, named, of_run
+from kvbench.cli.options import Plugins, Text, Texts, declare, option, takes
+from kvbench.cli.replayed_run import inputs_of, named, of_run, unscored
 from kvbench.cli.request import build
 from kvbench.config.layers import Given, gather
 from kvbench.config.parsers import parse, split
@@ -31,7 +29,7 @@ from kvbench.console.problems import Problems
 from kvbench.console.redact import redact_argv
 from kvbench.errors import UserError, quote
 from kvbench.eviction import choose
-from kvbench.replay.analyses.api import Analysis, AttentionAnalysis, Row, analyses
+from kvbench.replay.analyses.api import Analysis, AttentionAnalysis, analyses
 from kvbench.replay.analyses.api import choose as choose_analyses
 from kvbench.replay.work import Readings, Work
 from kvbench.report import plots
@@ -40,8 +38,8 @@ from kvbench.sources.models import TINY, describe
 from kvbench.sources.models import revision as revision_of
 
 if TYPE_CHECKING:
-    from kvbench.replay.batches import Result
     from kvbench.replay.choices import LeftOut
+    from kvbench.replay.session import Session
 
 EPILOG = f"""Examples:
   kvbench replay --method all --budget 32,64 --task chain,walk
@@ -58,55 +56,40 @@ Analyses:
 ALL = "all"
 LIMIT = "64"  # answers per task
 
-Methods = Annotated[
-    list[str] | None,
-    plain("--method -m", "Methods, repeatable or with commas; all: every method that can run.", "NAME"),
-]
-Run = Annotated[
-    str | None,
-    plain(
-        "--run",
+OWN = (
+    option(
+        "method",
+        Texts,
+        "Methods, repeatable or with commas; all: every method that can run.",
+        metavar="NAME",
+        short="-m",
+    ),
+    option(
+        "run",
+        Text,
         "Read the answers that this run generated with the full cache, instead of new ones. Model and tasks are those "
         "of the run.",
-        "RUN",
+        metavar="RUN",
     ),
-]
-Limit = Annotated[str | None, plain("--limit", f"Number of answers per task. Default: {LIMIT}; with --run all.", "N")]
-Folder = Annotated[str | None, plain("--out", "Folder for tables (CSV, Parquet), figures and JSON.", "DIR")]
-Analyses = Annotated[
-    list[str] | None,
-    plain("--analysis", "Analyses to make instead of the comparison, repeatable or with commas; listed below.", "NAME"),
-]
-Sample = Annotated[str | None, plain("--sample", "With --analysis: only the answer to this question.", "ID")]
-
-
-@takes(
-    *(
-        "budget",
-        "task",
-        "method_opt",
-        "protect",
-        "task_file",
-        "chat_template",
-        "model",
-        "revision",
-        "adapter",
-        "seed",
-        "max_new_tokens",
+    declare("plugin", Plugins),
+    option("limit", Text, f"Number of answers per task. Default: {LIMIT}; with --run all.", metavar="N"),
+    option(
+        "analysis",
+        Texts,
+        "Analyses to make instead of the comparison, repeatable or with commas; listed below.",
+        metavar="NAME",
     ),
-    *("suite", "config", "stop", "interval", "data", "device", "dtype", "json", "quiet"),
+    option("sample", Text, "With --analysis: only the answer to this question.", metavar="ID"),
+    option("out", Text, "Folder for tables (CSV, Parquet), figures and JSON.", metavar="DIR"),
 )
-def replay(
-    context: typer.Context,
-    typed: Mapping[str, Any],
-    method: Methods = None,
-    run: Run = None,
-    plugin: Plugins = None,
-    limit: Limit = None,
-    analysis: Analyses = None,
-    sample: Sample = None,
-    out: Folder = None,
-) -> None:
+OF_RUN = (
+    *("budget", "task", "method_opt", "protect", "task_file", "chat_template", "model", "revision", "adapter"),
+    *("seed", "max_new_tokens", "suite", "config", "stop", "interval", "data", "device", "dtype", "json", "quiet"),
+)
+
+
+@takes(*OWN, *OF_RUN)
+def replay(typed: Mapping[str, Any]) -> None:
     """Compare methods token by token on finished answers: how much eviction raises the loss, without any sampling.
 
     The model answers each question once with the full cache. Every method then reads the same answers with its own
@@ -114,20 +97,20 @@ def replay(
     'golden' are always compared too: tables show which share of the gap between their losses each method closes.
     With --analysis the command makes tables and figures instead: where attention goes, and which entries methods keep.
     """
-    if given := gather({"plugin": plugin}, os.environ).typed("plugin"):
+    if given := gather({"plugin": typed["plugin"]}, os.environ).typed("plugin"):
         load_plugins(parse(given.source, PARSERS["plugin"], given.value))
     problems, quiet = Problems(), bool(typed["quiet"])
-    flags = dict(context.params)
-    kinds = _kinds(analysis, flags, problems)
+    method, run, limit, out = (typed[name] for name in ("method", "run", "limit", "out"))
+    kinds = _kinds(typed, problems)
     if out is not None and any(kind.plotted for kind in kinds):
         with problems.collect():
             plots.check()
     problems.stop()
     alone = bool(kinds) and all(issubclass(kind, AttentionAnalysis) for kind in kinds)
-    names = ["full"] if alone else _names(method, problems) if method or not _has_methods(flags) else []
+    names = ["full"] if alone else _names(method, problems) if method or not _has_methods(typed) else []
     problems.stop()
     listed = [name for name in names if name != ALL]
-    config = _config(flags, [*listed, *(registry.methods.names() if ALL in names else [])], run, problems)
+    config = _config(typed, [*listed, *(registry.methods.names() if ALL in names else [])], problems)
     if config is not None and ALL in names and not config.budgets:
         problems.errors.append(UserError("--budget is missing. Example: --budget 512."))
     if config is not None and kinds and not alone and len(config.intervals) > 1:
@@ -141,7 +124,7 @@ def replay(
         run=run,
         most=most,
         kinds=kinds,
-        sample=sample,
+        sample=typed["sample"],
     )
     _check(config, problems)
     if typed["model"] is None and config.model == TINY and run is None and not quiet:
@@ -154,9 +137,10 @@ def replay(
         from kvbench.replay.published import beside
 
         with hub.only(None if run is None else named(config, typed["task"])):
-            results, found, left_out = _work(config, asked, progress)
+            session = _work(config, asked, progress)
     finally:
         progress.end()
+    results, found, left_out = session.results, session.rows, session.left_out
     document = _document(config, asked, left_out)
     if kinds:
         document = {"analyses": {kind.name: rows for kind, rows in found.items()}} | document
@@ -183,33 +167,31 @@ def replay(
         terminal.data(document)
 
 
-def _kinds(given: list[str] | None, flags: Mapping[str, Any], problems: Problems) -> list[type[Analysis]]:
-    """Return the analyses that --analysis names; none if it was not given. flags: the values of all options.
+def _kinds(typed: Mapping[str, Any], problems: Problems) -> list[type[Analysis]]:
+    """Return the analyses that --analysis names; none if it was not given.
 
     Two things are errors: --sample without --analysis; and an option about methods or budgets, if all analyses use only
     the full cache. Errors go to `problems`.
     """
     with problems.collect():
-        if not given:
-            if flags["sample"] is not None:
+        if not (given := typed["analysis"]):
+            if typed["sample"] is not None:
                 raise UserError("--sample is given without --analysis. Add an analysis, as in --analysis tokens.")
             return []
         kinds = choose_analyses([str(name) for name in split("--analysis", given, "Example: --analysis overlap.")])
         if all(issubclass(kind, AttentionAnalysis) for kind in kinds):
             for key in ("method", "budget", "method_opt", "protect", "interval"):
-                if flags[key]:
+                if typed[key]:
                     names = ",".join(kind.name for kind in kinds)
-                    option = f"--{key.replace('_', '-')}"
-                    raise UserError(
-                        f"{option} cannot be given with --analysis {names}, which uses the full cache only."
-                    )
+                    flag = f"--{key.replace('_', '-')}"
+                    raise UserError(f"{flag} cannot be given with --analysis {names}, which uses the full cache only.")
         return kinds
     return []
 
 
-def _has_methods(flags: Mapping[str, Any]) -> bool:
+def _has_methods(typed: Mapping[str, Any]) -> bool:
     """Return whether the suite or the config file names methods. Raises UserError for a file that cannot be read."""
-    gathered = gather({}, {}, flags["suite"], flags["config"])
+    gathered = gather({}, {}, typed["suite"], typed["config"])
     return gathered.first("method") is not None or any("method" in block for block in gathered.blocks)
 
 
@@ -222,19 +204,19 @@ def _names(given: list[str] | None, problems: Problems) -> list[str]:
     return []
 
 
-def _config(flags: Mapping[str, Any], methods: list[str], run: str | None, problems: Problems) -> RunConfig | None:
+def _config(typed: Mapping[str, Any], methods: list[str], problems: Problems) -> RunConfig | None:
     """Return the configuration that the options describe; with --run, it is the run's configuration, changed by the
-    options. flags: all options that the user typed. None after an error; errors go to `problems`."""
-    typed = {**flags, "method": methods, "plugin": None}  # plug-ins are loaded already
-    if run is None:
+    options. None after an error; errors go to `problems`."""
+    if typed["run"] is None:
         with problems.collect():
-            gathered = gather(typed, os.environ, flags["suite"], flags["config"])
+            flags = {**typed, "method": methods, "plugin": None}  # plug-ins are loaded already
+            gathered = gather(flags, os.environ, typed["suite"], typed["config"])
             if gathered.first("limit") is None:
                 gathered.flags["limit"] = Given(LIMIT, "--limit")
             return build(gathered, problems)
         return None
     with problems.collect():
-        return of_run(typed | {"plugin": flags["plugin"]}, run, problems)
+        return of_run({**typed, "method": methods}, problems)
     return None
 
 
@@ -244,32 +226,21 @@ def _check(config: RunConfig, problems: Problems) -> None:
     with problems.collect():
         info = describe(config.model_place, config.revision)
         grids = tuple(Grid(methods=(), tasks=g.tasks, budgets=g.budgets, limit=g.limit) for g in config.grids)
-        check(_unscored(dataclasses.replace(config, grids=grids)), info, problems)
+        check(unscored(dataclasses.replace(config, grids=grids)), info, problems)
     problems.stop()
 
 
-def _unscored(config: RunConfig) -> RunConfig:
-    """Return the configuration without judge and sandbox, because replay scores nothing and needs neither."""
-    return dataclasses.replace(config, judge="none", unsafe_run_code=True)
-
-
-def _work(
-    config: RunConfig, asked: Work, progress: Readings
-) -> tuple[list[Result], dict[type[Analysis], list[Row]], list[LeftOut]]:
-    """Let the methods read the answers. Return the results of the comparison, the tables of the analyses, and the
-    methods that were left out."""
+def _work(config: RunConfig, asked: Work, progress: Readings) -> Session:
+    """Let the methods read the answers. Return the session with its results."""
     from kvbench.replay.session import Session
-    from kvbench.runner.inputs import read_inputs
 
     progress.prepare("reading the model's configuration and the prompts")
-    inputs = read_inputs(_unscored(config), terminal.warning)
     folder = one_run(asked.run, Path("results")) if asked.run is not None else None
-    if folder is not None:
-        check_same(config, folder, inputs)
+    inputs = inputs_of(config, folder)
     session = Session(config, inputs, asked, folder, progress)
     progress.prepare("loading the model's weights")
     session.run()
-    return session.results, session.rows, session.left_out
+    return session
 
 
 def _document(config: RunConfig, asked: Work, left_out: list[LeftOut]) -> dict[str, Any]:

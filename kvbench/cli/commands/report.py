@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from kvbench.cli.draw import draw
-from kvbench.cli.options import plain
+from kvbench.cli.options import Text, Texts, plain
+from kvbench.config.parsers import choice, parse
 from kvbench.console import terminal
 from kvbench.errors import IncompleteError, UserError, quote
 from kvbench.report import plots
@@ -32,29 +33,29 @@ BY = ("category",)
 
 def report(
     runs: Annotated[
-        list[str] | None,
+        Texts,
         typer.Argument(
             metavar="[RUNS]...", help="Folders of runs. Default: all runs below results.", show_default=False
         ),
     ] = None,
     format: Annotated[str, typer.Option("--format", metavar="FORMAT", help=f"{', '.join(FORMATS)}.")] = "text",
     baseline: Annotated[
-        str | None, plain("--baseline", "Method to compare all others with. Default: full.", "METHOD")
+        Text, plain("--baseline", "Method to compare all others with. Default: full.", "METHOD")
     ] = None,
     group_by: Annotated[
-        str | None,
+        Text,
         plain(
             "--group-by",
             "Make one table per value of a column. all: separate tables for everything that differs.",
             "COLUMN",
         ),
     ] = None,
-    out: Annotated[str | None, plain("--out", "Also write Markdown, CSV and JSON files into DIR.", "DIR")] = None,
+    out: Annotated[Text, plain("--out", "Also write Markdown, CSV and JSON files into DIR.", "DIR")] = None,
     html: Annotated[
-        str | None, plain("--html", "Also write one HTML page with tables, figures and questions.", "FILE")
+        Text, plain("--html", "Also write one HTML page with tables, figures and questions.", "FILE")
     ] = None,
-    plot: Annotated[str | None, plain("--plot", "Also draw figures into DIR, as SVG and PDF.", "DIR")] = None,
-    by: Annotated[str | None, plain("--by", "Show the scores of each category of questions.", "category")] = None,
+    plot: Annotated[Text, plain("--plot", "Also draw figures into DIR, as SVG and PDF.", "DIR")] = None,
+    by: Annotated[Text, plain("--by", "Show the scores of each category of questions.", "category")] = None,
     summary: Annotated[bool, plain("--summary", "Show only the overview, without the tables of each task.")] = False,
     memory: Annotated[
         bool, plain("--memory", "Show the bytes that budgets stand for (nominal) and measured bytes, not scores.")
@@ -73,10 +74,9 @@ def report(
     json: Annotated[bool, plain("--json", "The same as --format json.")] = False,
 ) -> None:
     """Tables of quality, memory and speed: each method at each budget, with error bars and paired comparisons."""
-    if format not in FORMATS:
-        raise UserError(f"--format {quote(format)}: choose {', '.join(FORMATS)}.")
-    if by is not None and by not in BY:
-        raise UserError(f"--by {quote(by)}: choose {', '.join(BY)}.")
+    parse("--format", choice(*FORMATS), format)
+    if by is not None:
+        parse("--by", choice(*BY), by)
     given = {"--memory": memory, "--by": by, "--published": published, "--matched": matched}
     others = [name for name, value in given.items() if value]
     if len(others) > 1:

@@ -29,8 +29,8 @@ COPIED = ("run", "command")  # lines that users copy; they are not broken at the
 
 def show_(
     run: Run,
-    sample: Annotated[str | None, plain("--sample", "Show one question: its id, TASK/ID, or a row key.", "ID")] = None,
-    method: Annotated[str | None, plain("--method", "With --sample: only the answers of this method.", "NAME")] = None,
+    sample: Annotated[Text, plain("--sample", "Show one question: its id, TASK/ID, or a row key.", "ID")] = None,
+    method: Annotated[Text, plain("--method", "With --sample: only the answers of this method.", "NAME")] = None,
     ids: Annotated[
         bool, plain("--ids", "List the questions: id (for --sample), number of rows, mean, lowest and highest score.")
     ] = False,
@@ -168,9 +168,9 @@ def _questions(folder: Path) -> list[dict[str, Any]]:
 
 def _print_questions(questions: list[dict[str, Any]]) -> None:
     numbers = ("rows", "mean", "lowest", "highest")
-    table = terminal.grid("task", "id", "category", *numbers, right=numbers)
+    rows: list[tuple[str, ...]] = []
     for one in questions:
         names = (terminal.clean(one[key] or "-") for key in ("task", "id", "category"))
         scores = ("-" if one[key] is None else f"{one[key]:.3f}" for key in numbers[1:])
-        table.add_row(*names, str(one["rows"]), *scores)
-    terminal.console().print(table)
+        rows.append((*names, str(one["rows"]), *scores))
+    terminal.table(("task", "id", "category", *numbers), rows, right=numbers)

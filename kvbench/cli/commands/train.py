@@ -14,7 +14,7 @@ import typer
 
 from kvbench.cli.counter import Counter
 from kvbench.cli.draw import draw
-from kvbench.cli.options import Plugins, Text, Texts, plain, takes
+from kvbench.cli.options import LastLine, Plugins, Text, Texts, declare, option, takes
 from kvbench.cli.train_plan import print_plan, refuse_without_plan
 from kvbench.cli.train_settings import command_line, settings_of
 from kvbench.config.parsers import number, parse, whole
@@ -55,59 +55,62 @@ WHAT = f"What to train: {', '.join((*BUILT_IN, *TABLES))}, or a plug-in's recipe
 SETTINGS = "A setting of the recipe; repeatable. 'kvbench list recipes METHOD' shows all."
 SHOWN = 8
 TABLE_SAMPLES = 32
+PARSERS = {
+    "samples": whole(1),
+    "seed": whole(0, 2**64 - 1),
+    "steps": whole(1),
+    "lr": number("a finite number > 0", lambda x: x > 0),
+    "batch": whole(1),
+    "evaluate": whole(1),
+}
+# Options that do not apply to tables.
+OF_RECIPES = (
+    *("data", "steps", "lr", "preset", "plot", "continue_from", "evaluate", "dry_run"),
+    *("thinking", "prompt_style", "system"),
+)
+OWN = (
+    option("out", Text, "Folder for the trained weights, or the table.", metavar="DIR"),
+    declare(
+        "model",
+        Annotated[str, typer.Option("--model", metavar="MODEL", help="Model: folder, hub name, or tiny (built in).")],
+        TINY,
+    ),
+    option(
+        "data",
+        Text,
+        "Questions, conversations or texts: JSON lines, CSV, parquet, a folder, or a data set on the hub, as "
+        "hub:OWNER/NAME[:SPLIT][@REVISION]. Default: built-in problems.",
+        metavar="FILE",
+    ),
+    option("prompt_style", Text, "Wording of questions, as in kvbench run. Default: plain.", metavar="NAME"),
+    option("system", Text, "System message of questions that have none.", metavar="TEXT"),
+    option("samples", Text, "Number of texts to read, or of questions to ask.", metavar="N"),
+    option("steps", Text, "Number of optimiser steps.", metavar="N"),
+    option("lr", Text, "Peak learning rate.", metavar="X"),
+    option("batch", Text, "Number of answers per step.", metavar="N"),
+    option("preset", Text, "Preset whose settings replace the defaults: paper.", metavar="NAME"),
+    option("opt", Texts, SETTINGS, metavar="NAME=VALUE"),
+    option("continue_from", Text, "Folder of a finished training: begin with its weights.", metavar="DIR"),
+    option(
+        "evaluate",
+        Text,
+        "Compute the figures on held-out data every N steps, not only before and after training.",
+        metavar="N",
+    ),
+    declare("plugin", Plugins),
+    declare("seed", Annotated[str, typer.Option("--seed", metavar="N", help="Seed of data and weights.")], "0"),
+    declare("device", Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda.")], "auto"),
+    option("dry_run", bool, "Print the plan and the memory it takes; load no weights.", default=False),
+    option("gpu_memory", Text, "With --dry-run: plan for a GPU with this memory, like 80GB.", metavar="SIZE"),
+    option("processes", Text, "With --dry-run: plan for N processes, each with its own GPU.", metavar="N"),
+    option("plot", Text, "Folder for figures of the training log, SVG and PDF.", metavar="DIR"),
+    declare("json", LastLine, False),
+    option("quiet", bool, "Print no progress and no table.", short="-q", default=False),
+)
 
 
-@takes("thinking")
-def train(
-    kind: Annotated[str, typer.Argument(metavar="METHOD", help=WHAT)],
-    out: Annotated[Text, plain("--out", "Folder for the trained weights, or the table.", "DIR")] = None,
-    model: Annotated[
-        str, typer.Option("--model", metavar="MODEL", help="Model: folder, hub name, or tiny (built in).")
-    ] = TINY,
-    data: Annotated[
-        Text,
-        plain(
-            "--data",
-            "Questions, conversations or texts: JSON lines, CSV, parquet, a folder, or a data set on the hub, as "
-            "hub:OWNER/NAME[:SPLIT][@REVISION]. Default: built-in problems.",
-            "FILE",
-        ),
-    ] = None,
-    prompt_style: Annotated[
-        Text, plain("--prompt-style", "Wording of questions, as in kvbench run. Default: plain.", "NAME")
-    ] = None,
-    system: Annotated[Text, plain("--system", "System message of questions that have none.", "TEXT")] = None,
-    samples: Annotated[Text, plain("--samples", "Number of texts to read, or of questions to ask.", "N")] = None,
-    steps: Annotated[Text, plain("--steps", "Number of optimiser steps.", "N")] = None,
-    lr: Annotated[Text, plain("--lr", "Peak learning rate.", "X")] = None,
-    batch: Annotated[Text, plain("--batch", "Number of answers per step.", "N")] = None,
-    preset: Annotated[Text, plain("--preset", "Preset whose settings replace the defaults: paper.", "NAME")] = None,
-    opt: Annotated[Texts, plain("--opt", SETTINGS, "NAME=VALUE")] = None,
-    continue_from: Annotated[
-        Text, plain("--continue-from", "Folder of a finished training: begin with its weights.", "DIR")
-    ] = None,
-    evaluate: Annotated[
-        Text,
-        plain(
-            "--evaluate", "Compute the figures on held-out data every N steps, not only before and after training.", "N"
-        ),
-    ] = None,
-    plugin: Plugins = None,
-    seed: Annotated[str, typer.Option("--seed", metavar="N", help="Seed of data and weights.")] = "0",
-    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda.")] = "auto",
-    dry_run: Annotated[bool, plain("--dry-run", "Print the plan and the memory it takes; load no weights.")] = False,
-    gpu_memory: Annotated[
-        Text, plain("--gpu-memory", "With --dry-run: plan for a GPU with this memory, like 80GB.", "SIZE")
-    ] = None,
-    processes: Annotated[
-        Text, plain("--processes", "With --dry-run: plan for N processes, each with its own GPU.", "N")
-    ] = None,
-    plot: Annotated[Text, plain("--plot", "Folder for figures of the training log, SVG and PDF.", "DIR")] = None,
-    json: Annotated[bool, plain("--json", "Last line of stdout is one JSON document.")] = False,
-    quiet: Annotated[bool, plain("--quiet -q", "Print no progress and no table.")] = False,
-    *,
-    typed: Mapping[str, Any],
-) -> None:
+@takes(*OWN, "thinking")
+def train(typed: Mapping[str, Any], kind: Annotated[str, typer.Argument(metavar="METHOD", help=WHAT)]) -> None:
     """Train what a method needs for a model, or estimate a number for every head from the model's attention.
 
     Writes DIR/METHOD.safetensors; if the model itself is trained, DIR/model or DIR/adapter.
@@ -115,34 +118,29 @@ def train(
     If a training is interrupted, the same command continues from the last checkpoint.
     A method reads the written file if it lies beside the model's weights, or if the method's option names it.
     """
-    load_plugins(plugin or [])
+    load_plugins(typed["plugin"] or [])
     names = [*recipes.names(), *TABLES]
     if kind not in names:
         raise UserError(f"cannot train {quote(kind)}.{did_you_mean(kind, names)} There are {', '.join(names)}.")
+    model, data, preset, dry_run = typed["model"], typed["data"], typed["preset"], typed["dry_run"]
     problems = Problems()
     numbers: dict[str, Any] = {}
-    positive = number("a finite number > 0", lambda x: x > 0)
-    parsers = {"samples": whole(1), "seed": whole(0, 2**64 - 1), "steps": whole(1), "lr": positive, "batch": whole(1)}
-    for name, raw in (("samples", samples), ("seed", seed), ("steps", steps), ("lr", lr), ("batch", batch)):
+    for name, parser in PARSERS.items():
         with problems.collect():
-            numbers[name] = None if raw is None else parse(f"--{name}", parsers[name], raw)
-    every = 0
-    with problems.collect():
-        every = 0 if evaluate is None else parse("--evaluate", whole(1), evaluate)
+            numbers[name] = None if typed[name] is None else parse(f"--{name}", parser, typed[name])
+    evaluate = numbers.pop("evaluate", None) or 0
     settings: dict[str, Any] = {}
     with problems.collect():
-        settings = settings_of(kind, model, preset, opt or [])
-    words = {"thinking": typed["thinking"], "prompt_style": prompt_style, "system": system}
+        settings = settings_of(kind, model, preset, typed["opt"] or [])
+    words = {name: typed[name] for name in PROMPTING}
     given = {name: value for name, value in (numbers | words).items() if value is not None}
     prompting = Prompting()
     with problems.collect():
         prompting = Prompting(**{name: (settings | given).get(name, default) for name, default in PROMPTING.items()})
-    only_trained: dict[str, Any] = {"--data": data, "--steps": steps, "--lr": lr, "--preset": preset, "--plot": plot}
-    only_trained |= {"--continue-from": continue_from, "--evaluate": evaluate, "--dry-run": dry_run}
-    only_trained |= {f"--{name.replace('_', '-')}": name in given for name in words}
     with problems.collect():
-        if kind in TABLES and (unused := [n for n, v in only_trained.items() if v]):
-            raise UserError(f"{kind} is estimated, not trained; it takes no {unused[0]}.")
+        unused = [name for name in OF_RECIPES if typed[name] or name in given]
+        if kind in TABLES and unused:
+            raise UserError(f"{kind} is estimated, not trained; it takes no --{unused[0].replace('_', '-')}.")
     with problems.collect():
         if preset and data is None and prompting.settings() and not dry_run:
             listed = ", ".join(f"{name}={bare(value)}" for name, value in prompting.settings().items())
@@ -153,36 +151,20 @@ def train(
         if data is not None:
             check_data(data)
     with problems.collect():
-        if plot is not None:
+        if typed["plot"] is not None:
             plots.check()
     with problems.collect():
         if not dry_run:
-            refuse_without_plan(gpu_memory, processes)
+            refuse_without_plan(typed["gpu_memory"], typed["processes"])
     with problems.collect():
-        if out is None and not dry_run:
+        if typed["out"] is None and not dry_run:
             raise UserError("--out is missing: give the folder for the result.")
     problems.stop()
     settings |= given
     if dry_run:
-        asked: dict[str, Any] = {"memory": gpu_memory, "processes": processes, "json": json, "quiet": quiet}
-        print_plan(kind, model, settings | {"seed": 0} | given, data=data, device=device, **asked)
+        print_plan(kind, settings | {"seed": 0} | given, typed)
         return
-    assert out is not None
-    training = _Training(
-        kind,
-        model,
-        check_out(out),
-        data,
-        prompting,
-        settings,
-        continue_from,
-        every,
-        plugin or [],
-        device,
-        plot,
-        json,
-        quiet,
-    )
+    training = _Training(kind, check_out(typed["out"]), prompting, settings, evaluate, typed)
     if kind not in TABLES:
         from kvbench.train.processes import joined
 
@@ -197,26 +179,19 @@ class _Training:
     """The checked options of the command. The methods of this class do the command's work.
 
     settings: the value of every setting by name (samples, steps, lr, batch, seed, and those of optimiser and recipe),
-    and the preset's name.
+    and the preset's name. typed: the values of the options, by name.
     """
 
     kind: str
-    model: str
     folder: Path
-    data: str | None
     prompting: Prompting
     settings: dict[str, Any]
-    continue_from: str | None
     evaluate: int
-    plugins: list[str]
-    device: str
-    plot: str | None
-    json: bool
-    quiet: bool
+    typed: Mapping[str, Any]
 
     def train(self) -> None:
         """Train weights by a recipe, and print the result. Of several processes, only the first prints."""
-        with preparing("loading torch and transformers", quiet=self.quiet):
+        with preparing("loading torch and transformers", quiet=self.typed["quiet"]):
             from kvbench.engine.model.weights import Base
             from kvbench.train.log_figure import log_figure
             from kvbench.train.loop import HELD_OUT, LOG, steps_done
@@ -224,10 +199,10 @@ class _Training:
             from kvbench.train.prepare import prepare
             from kvbench.train.processes import is_first
 
-        entry: Entry = entry_of(self.kind)
+        typed, entry = self.typed, entry_of(self.kind)
         first = is_first()
-        quiet = self.quiet or not first
-        samples, seed, name = self.settings["samples"], self.settings["seed"], f"{self.kind} {self.model}"
+        model, quiet = typed["model"], typed["quiet"] or not first
+        samples, seed, name = self.settings["samples"], self.settings["seed"], f"{self.kind} {model}"
         options = {name: value for name, value in self.settings.items() if name not in (*FLAGS, "seed")}
         if not quiet:
             self._say_preset(entry)
@@ -235,15 +210,15 @@ class _Training:
             counter.cell(f"{name}: the model answers")
             ready = prepare(
                 self.kind,
-                self.model,
-                data=self.data,
+                model,
+                data=typed["data"],
                 options=options,
                 seed=seed,
                 **{name: self.settings[name] for name in COUNTS},
-                device=self.device,
+                device=typed["device"],
                 out=self.folder,
                 prompting=self.prompting,
-                continue_from=self.continue_from,
+                continue_from=typed["continue_from"],
                 on_answer=counter.at,
             )
         for note in () if quiet else ready.notes:
@@ -258,17 +233,9 @@ class _Training:
             done = run_loop(
                 ready.recipe,
                 self.folder,
-                base=Base(name=self.model, config=ready.loaded.model.config, fingerprint=ready.loaded.fingerprint),
+                base=Base(name=model, config=ready.loaded.model.config, fingerprint=ready.loaded.fingerprint),
                 revision=ready.revision,
-                command=command_line(
-                    self.kind,
-                    self.model,
-                    self.data,
-                    self.continue_from,
-                    self.plugins,
-                    self.prompting,
-                    ready.recipe.settings,
-                ),
+                command=command_line(self.kind, typed, self.prompting, ready.recipe.settings),
                 evaluate=self.evaluate,
                 on_step=on_step,
             )
@@ -279,9 +246,9 @@ class _Training:
             terminal.warning(f"the held-out {figure} did not improve; train longer or with other settings.")
         if not quiet:
             _print_trained(done)
-        if self.plot is not None:
-            draw([log_figure(self.folder / LOG, self.folder / HELD_OUT, self.kind)], self.plot)
-        if self.json:
+        if typed["plot"] is not None:
+            draw([log_figure(self.folder / LOG, self.folder / HELD_OUT, self.kind)], typed["plot"])
+        if typed["json"]:
             terminal.data(done.card | {"path": str(done.path)})
 
     def _say_preset(self, entry: Entry) -> None:
@@ -289,27 +256,28 @@ class _Training:
         other models but none for this model."""
         if (name := self.settings["preset"]) in (None, TINY):  # the built-in model's needs no word
             return
-        preset = entry.presets[name]
+        preset, model = entry.presets[name], self.typed["model"]
         terminal.note(f"preset {name}: {preset.about}.")
-        if preset.models and not preset.names_model(self.model):
+        if preset.models and not preset.names_model(model):
             chosen = ", ".join(f"{setting}={self.settings[setting]}" for setting in next(iter(preset.models.values())))
             known = ", ".join(preset.models)
-            terminal.note(f"preset {name} has values for {known}, none for {bare(self.model)}; {chosen} is used.")
+            terminal.note(f"preset {name} has values for {known}, none for {bare(model)}; {chosen} is used.")
 
     def estimate(self) -> None:
         """Estimate a table with values for every query head of the model, and print the heads with the largest figures
         (`Estimate.heads`)."""
-        with preparing("loading torch and transformers", quiet=self.quiet):
+        model, quiet = self.typed["model"], self.typed["quiet"]
+        with preparing("loading torch and transformers", quiet=quiet):
             from kvbench.train.tables import make
 
         samples, seed = self.settings.get("samples", TABLE_SAMPLES), self.settings["seed"]
-        with Counter("samples", samples, quiet=self.quiet) as counter:
-            counter.cell(f"{self.kind} {self.model}")
-            chosen: dict[str, Any] = {"samples": samples, "seed": seed, "device": self.device}
-            table = make(self.kind, self.model, self.folder, **chosen, on_example=counter.at)
-        if not self.quiet:
+        with Counter("samples", samples, quiet=quiet) as counter:
+            counter.cell(f"{self.kind} {model}")
+            chosen: dict[str, Any] = {"samples": samples, "seed": seed, "device": self.typed["device"]}
+            table = make(self.kind, model, self.folder, **chosen, on_example=counter.at)
+        if not quiet:
             _print_table(table)
-        if self.json:
+        if self.typed["json"]:
             terminal.data(table.card | {"path": str(table.path)})
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast, get_args
 import typer
 
 from kvbench.cli.index import flowing
-from kvbench.cli.options import group, plain
+from kvbench.cli.options import LastLine, Text, group, plain
 from kvbench.console import terminal
 from kvbench.errors import SetupError, UserError, quote
 from kvbench.eviction.terms.gates import Gate
@@ -37,10 +37,8 @@ def import_(
     method: Annotated[str, plain("--method", f"Method that the weights are for: {', '.join(METHODS)}.", "METHOD")],
     model: Annotated[str, plain("--model", "Folder of the model that the weights are for.", "MODEL")],
     out: Annotated[str, plain("--out", "Folder for the weights and their card.", "DIR")],
-    gate: Annotated[
-        str | None, plain("--gate", "Kind of gate, rg or rg2, if SOURCE does not state it.", "GATE")
-    ] = None,
-    json: Annotated[bool, plain("--json", "Last line of stdout is one JSON document.")] = False,
+    gate: Annotated[Text, plain("--gate", "Kind of gate, rg or rg2, if SOURCE does not state it.", "GATE")] = None,
+    json: LastLine = False,
 ) -> None:
     """Convert gates, scorers or surrogates from their authors' checkpoints, and check that they fit a model.
 
@@ -49,7 +47,7 @@ def import_(
     """
     kind = methods.canonical(method)
     if kind not in METHODS:
-        raise UserError(f"--method {quote(method)}: published weights exist for {', '.join(METHODS)}.")
+        raise UserError(f"--method {quote(method)}: kvbench imports weights only for {', '.join(METHODS)}.")
     if gate is not None and gate not in get_args(Gate):
         raise UserError(f"--gate {quote(gate)}: choose {', '.join(get_args(Gate))}.")
     info = describe(model)

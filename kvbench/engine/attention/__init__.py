@@ -2,6 +2,6 @@
 attention layer.
 
 `geometry` reads a model's layers, and `rope` its RoPE. `positions` checks that the model works under the engine.
-`latent` converts latent attention. `grouped` computes attention with matrix products or torch's SDPA (`sdpa`,
-`kernel_choice`), `flash` with flash-attn. `meta_attention` counts the bytes that attention takes.
+`latent` converts latent attention. `grouped` computes attention with matrix products or torch's SDPA (`sdpa`), `flash`
+with flash-attn.
 """

@@ -142,7 +142,6 @@ def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape
         return call.value.new_zeros(b, t, hq, layers[index].read_dim)
 
     device = next(model.parameters()).device
-    # A recurrent model's pass works on meta tensors too. If it fails there, it would also fail with real weights.
     failure = UserError if stateful else ProbeFailed
     with torch.no_grad(), route(model, record, latent=True), own_failures(model, failure):
         first = torch.zeros(1, 1, dtype=torch.long, device=device)
@@ -195,7 +194,7 @@ def _check_windows(config: Any, layers: Sequence[LayerGeometry]) -> None:
 
 @contextlib.contextmanager
 def own_failures(model: Any, failure: type[UserError] = ProbeFailed) -> Iterator[None]:
-    """While the block runs the model's code, turn its exceptions into `failure`, a UserError.
+    """Turn an exception of the model's code, which the `with` block runs, into `failure`, a UserError.
 
     Errors of kvbench itself, of memory and of devices are raised as they are.
     """
@@ -236,7 +235,7 @@ def check_evicts(geometry: Sequence[LayerGeometry], longest: int, cure: str = RU
         window = max(g.window or 0 for g in geometry)
         raise UserError(
             f"every layer of the model has a sliding window of at most {window} tokens, and methods do not evict from "
-            f"such layers. {cure} (now up to {longest} tokens): methods do evict from such a layer."
+            f"such layers. {cure} (now up to {longest} tokens): methods evict from a layer whose window hides no token."
         )
 
 

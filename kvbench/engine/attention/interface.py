@@ -53,10 +53,6 @@ class AttentionCall:
             return self
         return replace(self, key=self.key.repeat_interleave(times, 1), value=self.value.repeat_interleave(times, 1))
 
-    def read_values(self, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Return the values of stored entries: those stored beside the keys, or a part of the keys (latent layers)."""
-        return values if self.latent is None else keys[..., : self.latent.rank]
-
     def in_latents(self, maps: Latent, latent: torch.Tensor) -> AttentionCall:
         """Return the call with queries and keys in the latent form: one key per token for all heads (module `latent`).
 
@@ -78,8 +74,9 @@ class AttentionCall:
         The arguments are those of `grouped_attention`. In latent layers, where the values are a part of the keys,
         `values` has no effect.
         """
+        read = values if self.latent is None else keys[..., : self.latent.rank]
         return grouped_attention(
-            *(query, keys, self.read_values(keys, values), bias),
+            *(query, keys, read, bias),
             scaling=self.scaling,
             softcap=self.softcap,
             sinks=self.sinks,
@@ -97,7 +94,7 @@ _routings: dict[str, tuple[Handler, Read, Latents]] = {}  # the open `route` blo
 def route(
     model: Any, handler: Handler, hidden: bool = False, *, latent: bool = False, latents: Latents | None = None
 ) -> Iterator[None]:
-    """Send the model's attention to `handler` inside the block; afterwards the model is as before.
+    """Send the model's attention to `handler` inside the `with` block; afterwards the model is as before.
 
     hidden: add to each call the hidden states that the attention module reads, and the token ids. latent: convert
     the calls of layers with latent attention by `AttentionCall.in_latents`; latents: the matrices of these layers from
@@ -156,7 +153,7 @@ class RoutedModel:
 
     @contextlib.contextmanager
     def attend(self, handler: Handler) -> Iterator[None]:
-        """Make `handler` compute the attention of forward passes inside the block."""
+        """Make `handler` compute the attention of forward passes inside the `with` block."""
         self._handlers.append(handler)
         try:
             yield

@@ -8,7 +8,6 @@ query q_h = [q_pass, q_rot]. Head h gives token i, whose latent is c_i, the atte
 
 Attention therefore needs only the entries [c, k_rot], as one KV head whose value is the key's first R numbers. U is
 applied to the queries and V to the result (DeepSeek-V2, arXiv 2405.04434, section 2.1.2). This is exact up to rounding.
-Serving engines, too, store these R + r numbers per token and layer.
 
 The latent is the input of the module's `kv_b_proj`; every size follows from the tensors' shapes.
 `positions.check_latents` checks on each model that attention over latents gives the same outputs.
@@ -29,7 +28,8 @@ class Latent:
     """The matrices of one layer that compute keys and values from a latent c of R numbers.
 
     up_key: [Hq, N, R] (U); up_value: [Hq, Dv, R] (V). Letters: Hq heads; N numbers of a head's key without its rotary
-    part (U_h c); Dv numbers of a head's value (V_h c); r numbers of the rotary part; b sequences; t tokens.
+    part (U_h c); Dv numbers of a head's value (V_h c). Letters in the methods' shapes: b sequences; t tokens; r
+    (not R) numbers of the rotary part.
     """
 
     up_key: torch.Tensor

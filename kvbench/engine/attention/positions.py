@@ -36,8 +36,9 @@ def check_positions(model: Any) -> None:
     for a model that ignores the positions that the engine passes, or mixes neighbouring tokens outside attention.
     """
     ids = torch.arange(1, TOKENS + 1, device=next(model.parameters()).device)[None]
-    together = first_queries(model, ids, None)[:, :, -1:].float()
-    alone = first_queries(model, ids[:, -1:], TOKENS - 1).float()
+    together = _first_queries(model, input_ids=ids)[:, :, -1:].float()
+    last = ids[:, -1:]
+    alone = _first_queries(model, input_ids=last, position_ids=torch.full_like(last, TOKENS - 1)).float()
     if _differ(together, alone, model):
         raise UserError(
             f"model type {quote(model.config.model_type)} is not supported: the queries of a token at a given position "
@@ -113,20 +114,14 @@ def _differ(a: torch.Tensor, b: torch.Tensor, model: Any) -> bool:
     return not float(error) < TOLERANCE.get(next(model.parameters()).dtype, 1e-3)
 
 
-def first_queries(model: Any, ids: torch.Tensor, position: int | None) -> torch.Tensor:
-    """Return the first attention layer's queries [b, Hq, t, D] after RoPE.
-
-    position: the first token's position; None: the model chooses the positions.
-    """
+def _first_queries(model: Any, **inputs: Any) -> torch.Tensor:
+    """Return the first attention layer's queries [b, Hq, t, D] after RoPE."""
     queries: list[torch.Tensor] = []
 
     def record(call: AttentionCall) -> torch.Tensor:
         queries.append(call.query)
         raise _Stop
 
-    at: dict[str, Any] = (
-        {} if position is None else {"position_ids": torch.arange(ids.shape[1], device=ids.device)[None] + position}
-    )
     with route(model, record), own_failures(model), contextlib.suppress(_Stop):
-        run(model, input_ids=ids, **at)
+        run(model, **inputs)
     return queries[0]

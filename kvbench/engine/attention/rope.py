@@ -61,12 +61,8 @@ def _explains(rope: Rope, near: torch.Tensor, far: torch.Tensor, distance: int) 
 
 
 def _candidates(model: Any) -> Iterator[Rope]:
-    """Yield two RoPEs for every frequency buffer of the model, one with each of the two pairings of dimensions."""
-    for frequencies in _frequencies(model):
-        yield from (Rope(frequencies, interleaved) for interleaved in (False, True))
-
-
-def _frequencies(model: Any) -> list[torch.Tensor]:
-    """Return every buffer of the model that has transformers' name for RoPE frequencies."""
+    """Yield two RoPEs, one with each pairing of dimensions, for every buffer that has transformers' name for RoPE
+    frequencies."""
     buffers = {name: buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")}
-    return [buffers[name].float() for name in sorted(buffers)]
+    for name in sorted(buffers):
+        yield from (Rope(buffers[name].float(), interleaved) for interleaved in (False, True))

@@ -11,13 +11,16 @@ The g query heads of a group share the keys and values of one KV head without a 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import CausalBias, causal_lower_right
 
-from kvbench.engine.attention.kernel_choice import attention
-from kvbench.eviction.planned_device import on_gpu
+from kvbench.eviction.planned_device import for_gpu, on_gpu
 
+aten: Any = torch.ops.aten
 WIDEST = 256  # largest head dimension of flash attention; the kernel for larger ones also stores a float32 output
 # Without cuDNN, whose backend would build a plan for every prompt length. Efficient attention takes masks, flash not.
 _CUDA_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -38,22 +41,16 @@ def grouped_sdpa(
     """Return the attention [b, Hk, g, t, Dv]. query: [b, Hk, g, t, D]; keys, values, bias: see `grouped_attention`."""
     b, hk, g, t, _ = query.shape
     if on_gpu(query):
-        rows = _one_query if t == 1 else _groups_as_batch
         with sdpa_kernel(_CUDA_BACKENDS):
-            return rows(query, keys, values, bias, scaling).view(b, hk, g, t, -1)
-    if bias is not None and t > 1:
-        bias = bias.expand(*bias.shape[:-2], t, bias.shape[-1]).repeat(1, 1, g, 1)
-    return _one_query(query, keys, values, bias, scaling).view(b, hk, g, t, -1)
-
-
-def _one_query(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, scaling: float
-) -> torch.Tensor:
-    """Attend with all g * t queries of a group as queries of one head. query, keys, values: see `grouped_sdpa`.
-
-    bias: [..., g * t or 1, n], a mask per query or one for all.
-    """
-    return attention(query.flatten(2, 3), keys, values, bias, scaling)
+            if t > 1:
+                out = _groups_as_batch(query, keys, values, bias, scaling)
+            else:
+                out = _attention(query.flatten(2, 3), keys, values, bias, scaling)
+    else:
+        if bias is not None and t > 1:
+            bias = bias.expand(*bias.shape[:-2], t, bias.shape[-1]).repeat(1, 1, g, 1)
+        out = _attention(query.flatten(2, 3), keys, values, bias, scaling)
+    return out.view(b, hk, g, t, -1)
 
 
 def _groups_as_batch(
@@ -64,4 +61,25 @@ def _groups_as_batch(
     if bias is not None and not isinstance(bias, CausalBias) and bias.shape[:2] != (1, 1):
         bias = bias.expand(*keys.shape[:2], *bias.shape[2:]).flatten(0, 1)[:, None]
     shared_keys, shared_values = (x.flatten(0, 1)[:, None].expand(-1, g, -1, -1) for x in (keys, values))
-    return attention(query.flatten(0, 1), shared_keys, shared_values, bias, scaling)
+    return _attention(query.flatten(0, 1), shared_keys, shared_values, bias, scaling)
+
+
+def _attention(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, scaling: float
+) -> torch.Tensor:
+    """Return torch's scaled dot-product attention. bias: a mask, a `CausalBias`, or None.
+
+    On the meta device the kernel is that of the device for which a plan counts bytes. For meta tensors, which have
+    sizes and no memory, torch would choose its slow fallback, which holds all attention weights at once.
+    """
+    if not query.is_meta:
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=bias, scale=scaling)
+    mask = bias if type(bias) is torch.Tensor else None  # a CausalBias has no elements
+    if not for_gpu():
+        kernel = aten._scaled_dot_product_flash_attention_for_cpu
+        return kernel(query, keys, values, attn_mask=mask, scale=scaling)[0]
+    if mask is not None:
+        mask = mask.expand(*query.shape[:3], keys.shape[2])
+    graph = torch.is_grad_enabled() and any(t.requires_grad for t in (query, keys, values))
+    kernel = aten._scaled_dot_product_efficient_attention
+    return kernel(query, keys, values, mask, graph, scale=scaling)[0]

@@ -90,7 +90,7 @@ def _listed(keep: torch.Tensor, fewest: int, places: int) -> tuple[torch.Tensor,
 
 
 def _current(tensor: torch.Tensor) -> AbstractContextManager[Any]:
-    """Make the tensor's device current while a block runs: Triton launches kernels on the current device."""
+    """Make the tensor's device current inside the `with` block: Triton launches kernels on the current device."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 

@@ -95,10 +95,11 @@ def sums_attention(method: Method, layout: Layout = "auto", backend: Backend = "
 
 
 def sum_marks(method: Method, interval: int, sums: bool) -> tuple[int, ...]:
-    """Return at which numbers of steps before a tick decode steps begin new sums, the largest number first.
+    """Return the numbers of steps before a tick at which new sums of attention begin, the largest number first.
 
     The sums since these steps are the attention of the newest queries (`Needs.newest`). The result is () if the method
-    does not ask for it, or the newest queries reach back behind the previous tick. sums: see `sums_attention`.
+    does not ask for this attention, if ticks have no fixed interval, if the newest queries reach back behind the
+    previous tick, or if decode steps sum no attention (`sums`, see `sums_attention`).
     """
     decode = method.during("decode")
     trigger, newest = decode.trigger(interval), decode.needs().newest

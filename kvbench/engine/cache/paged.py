@@ -1,14 +1,10 @@
-"""PagedCache: every layer and KV head of a slot has its own number of entries, in its own pages.
+"""PagedCache: every KV head of a slot has its own number of entries, in its own pages, in each layer that methods
+evict. A layer with a sliding window has ring buffers instead (`RingStore`).
 
-K, V, positions and columns lie in a pool of pages. Layers share a pool if they are on one device and their entries have
-the same shape. A page in use belongs to one head of one layer of one slot. A block table lists the pages of each head
-in order: the head's entry i lies at place i % PAGE of the head's page i // PAGE. The pool lists its free pages, to
-which emptied pages return. Compaction fills holes within a head, in the same order as in the dense layout. Both layouts
-therefore give the same tokens for a method that keeps equally many entries in all heads.
-
-Block tables and lengths are kept on the host (numpy), because the host allocates the pages. `BlockTable` keeps copies
-of both on the device, and updates a copy when it is read. Page 0 belongs to no head: idle slots write to it, and a
-write of fixed shape puts its surplus elements there.
+K, V, positions and columns of the evicted layers lie in a pool of pages, which docs/engine.md (Two layouts) describes.
+Layers share a pool if they are on one device and their entries have the same shape. A head's entry i lies at place i %
+PAGE of the head's page i // PAGE. The host allocates the pages; `BlockTable` says which head has which. Page 0 belongs
+to no head: idle slots write to it, and a write of fixed shape puts its surplus elements there.
 
 Letters: S slots, b rows of a batch, Hk KV heads, n places per head, W pages per head in the block table.
 """
@@ -26,7 +22,7 @@ from kvbench.engine.cache.block_table import BlockTable
 from kvbench.engine.cache.pool import PAGE, Pool, pages
 from kvbench.engine.cache.prompt_layer import PackedLayer
 from kvbench.engine.cache.slot_cache import EvictingStore, RingStore, Shape, SlotCache
-from kvbench.engine.cache.stack import RowBatch, Stack, alike, moves, placeholder
+from kvbench.engine.cache.stack import RowBatch, Stack, alike, copy_rows, moves, placeholder
 from kvbench.engine.rules import Rows
 from kvbench.eviction.checks import read
 from kvbench.eviction.columns import fixed
@@ -140,11 +136,10 @@ class PagedStack(Stack):
             from kvbench.engine.cache.compaction_kernel import counted
 
             counts, moved = counted(keep)
-            self._cuts.append(Cut(batch, keep, counts, moved.amax().view(1)))
-            return
-        counts = keep.sum(dim=-1)
-        movers = (keep & ~_front(keep, counts)).sum(dim=-1).amax()
-        self._cuts.append(Cut(batch, keep, counts, movers.view(1)))
+        else:
+            counts = keep.sum(dim=-1)
+            moved = (keep & ~_front(keep, counts)).sum(dim=-1)
+        self._cuts.append(Cut(batch, keep, counts, moved.amax().view(1)))
 
     def cuts(self) -> list[Cut]:
         """Return the eviction decisions (`Cut`) that `compact` has stored, and remove them from this stack."""
@@ -168,8 +163,7 @@ class PagedStack(Stack):
         front = _front(cut.keep, cut.counts)
         places = moves(front & ~cut.keep, cut.keep & ~front, movers)
         source, to = (torch.where(x < 0, 0, self.blocks.at(cut.batch.at, x.clamp(min=0))).view(-1) for x in places)
-        for tensor in self.pool.tensors():
-            tensor.index_copy_(0, to, tensor.index_select(0, source))
+        copy_rows(self.pool.tensors(), source, to)
 
     def _move_by_kernel(self, cut: Cut, movers: int) -> None:
         """Do by Triton what `_move` does by PyTorch."""
@@ -208,10 +202,6 @@ class PagedCache(SlotCache):
         self._heads = sum(g.kv_heads for g in geometry if g.evicts)
 
     def make_room(self, ahead: Sequence[int]) -> None:
-        """Allocate pages so that every head has room for the next entries of its slot.
-
-        ahead: for each slot, how many entries a head may gain.
-        """
         for stack in self.stacks:
             stack.blocks.make_room(np.array(ahead))
 
@@ -231,8 +221,7 @@ class PagedCache(SlotCache):
     def settle(self, sizes: Mapping[int, int]) -> None:
         """Drop the entries that the method's decisions (`Cut`) do not keep. `sizes` is not used.
 
-        One copy from the device to the host brings the numbers of kept entries. The same copy brings the results of the
-        checks that `eviction.checks.gathered` has delayed; the first failed check raises its error.
+        One copy from the device brings the numbers of kept entries and the results of delayed checks (`checks.read`).
         """
         cuts = [(stack, cut) for stack in self.stacks for cut in stack.cuts()]
         if not cuts:

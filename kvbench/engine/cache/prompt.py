@@ -9,7 +9,7 @@ head dimension. `rows`: a number of entries per head, counted from the first in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -122,16 +122,13 @@ class PromptCache:
             batch,
             queries=queries,
             query_positions=query_positions.expand(b, -1),
-            hidden=layer.newest_hidden(self._hidden_seen) if probe is None else None,
+            # [b, w, hidden size]; w: as many of the newest as are stored, but at most `_hidden_seen`
+            hidden=layer.hidden[:, 0, -self._hidden_seen :] if self._hidden_seen and probe is None else None,
             states=layer.states,
             probe=probe,
             probe_keys=own[0] if own else None,
             probe_positions=own[1].expand(b, -1) if own else None,
         )
-
-    def observe(self, layer: PromptLayer, view: LayerView) -> None:
-        """Let the method observe the view's queries, and store the columns and states that it returns."""
-        layer.write(self.rules.method.observe(view))
 
     def hand_over(
         self, layer: PromptLayer, queries: torch.Tensor, positions: torch.Tensor, end: int, rows: int
@@ -141,7 +138,7 @@ class PromptCache:
         end: the position of the last query + 1. This query sees the first `rows` entries of every head.
         """
         before, self.seen = self.seen, end
-        self.observe(layer, self.view(layer, queries, positions, rows))
+        layer.write(self.rules.method.observe(self.view(layer, queries, positions, rows)))
         self.seen = before
 
     def full(self) -> bool:
@@ -152,9 +149,7 @@ class PromptCache:
 
     def evict(self, indices: Sequence[int]) -> None:
         """Ask the method which entries of these layers to keep, and drop the others."""
-        layers = [self.layers[i] for i in indices]
-        verdicts = self._decide(self.acting, layers)
-        for layer, verdict, counts in zip(layers, verdicts, _kept_counts(verdicts)):
+        for layer, verdict, counts in self._decide(self.acting, [self.layers[i] for i in indices]):
             layer.write(verdict.columns)
             if self.log is not None:
                 for i, key in enumerate(self.noise_keys):
@@ -216,16 +211,11 @@ class PromptCache:
         if other.full():
             layers = [other.layers[g.index] for g in other.evicting]
             with gathered():
-                verdicts = other._decide(method, layers)
-                for layer, verdict, counts in zip(layers, verdicts, _kept_counts(verdicts)):
+                for layer, verdict, counts in other._decide(method, layers):
                     layer.keep(verdict.keep, counts)
         both = sum(layer.bytes() for cache in (self, other) for layer in cache.layers.values())
         self.peak_bytes = max(self.peak_bytes, both + self.state_bytes())
         return other
-
-    def forget_hidden(self, layer: PromptLayer) -> None:
-        """Drop those hidden states of a layer that no eviction while decoding will read."""
-        layer.forget_hidden(self.hidden[1])
 
     def forget_windows(self) -> None:
         """In layers with a sliding window, drop the entries that the window no longer covers."""
@@ -253,10 +243,14 @@ class PromptCache:
         positions = torch.arange(self.seen - count, self.seen, device=layer.keys.device)
         return layer.queries[:, :, layer.queries.shape[2] - count :], positions
 
-    def _decide(self, method: Method, layers: Sequence[PromptLayer]) -> list[select.Decision]:
+    def _decide(
+        self, method: Method, layers: Sequence[PromptLayer]
+    ) -> Iterator[tuple[PromptLayer, select.Decision, np.ndarray]]:
+        """Yield each layer with the method's decision about it, and how many entries each head keeps, [b, Hk]."""
         newest = [self._newest_queries(layer, method.needs().width) for layer in layers]
         views = [self.view(layer, *queries, layer.rows) for layer, queries in zip(layers, newest)]
-        return select.decide(method, views)
+        decisions = select.decide(method, views)
+        return zip(layers, decisions, _kept_counts(decisions))
 
 
 def _kept_counts(decisions: Sequence[select.Decision]) -> list[np.ndarray]:

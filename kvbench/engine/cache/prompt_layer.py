@@ -136,13 +136,6 @@ class PromptLayer:
             else:
                 self.states[name] = value
 
-    def newest_hidden(self, count: int) -> torch.Tensor | None:
-        """Return the hidden states [b, w, hidden size] of the newest w tokens.
-
-        w is `count`, or less if the layer stores fewer hidden states. The result is None if `count` is 0.
-        """
-        return self.hidden[:, 0, -count:] if count else None
-
     def forget_hidden(self, width: int) -> None:
         """Keep no more than the newest `width` hidden states, now and when tokens are added."""
         self._hidden_width = min(self._hidden_width, width)

@@ -61,9 +61,8 @@ class RecurrentStates(Cache):
         """Return zero states of `rows` sequences, for a forward pass to continue; None if the model has no states."""
         if (states := cls.like(shapes)) is not None:
             for s in shapes:
-                states._put(
-                    s.layer, s.kind, s.place, torch.zeros(rows, *s.shape, dtype=s.dtype, device=s.device or device)
-                )
+                zeros = torch.zeros(rows, *s.shape, dtype=s.dtype, device=s.device or device)
+                states._put(s.layer, s.kind, s.place, zeros)
         return states
 
     def shapes(self, divided: bool = False) -> tuple[StateShape, ...]:

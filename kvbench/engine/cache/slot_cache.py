@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kvbench.engine.attention.geometry import LayerGeometry
+from kvbench.engine.attention.grouped import live_bias
 from kvbench.engine.cache.prompt_layer import PackedLayer
 from kvbench.engine.cache.recurrent import RecurrentStates, StateShape
 from kvbench.engine.replicas import Replicas
@@ -80,19 +81,16 @@ class Store:
         """
         for name, state in self.states.items():
             state[index] = packed.states[name]
-        for ring, newest in ((self.queries, packed.queries), (self.hidden, packed.hidden)):
-            if width := ring.shape[2]:
-                count = min(width, newest.shape[1])
-                at = torch.arange(seen - count, seen, device=index.device) % width
-                ring[index[:, None], :, at] = newest[:, newest.shape[1] - count :].transpose(0, 1)
+        _fill(self.queries, packed.queries, index, seen)
+        _fill(self.hidden, packed.hidden, index, seen)
 
-    def keep_newest(self, query: torch.Tensor, hidden: torch.Tensor | None, places: RingPlaces) -> None:
+    def keep_newest(self, query: torch.Tensor, hidden: torch.Tensor | None, places: RowPlaces) -> None:
         """Store the query [S, Hq, 1, D] and hidden state [S, 1, hidden size] of one new token of every slot."""
         if self.queries.shape[2]:
-            _put(self.queries, query, places)
+            places.put(self.queries, query)
         if self.hidden.shape[2]:
             assert hidden is not None  # else reading the prompt would have failed before
-            _put(self.hidden, hidden, places)
+            places.put(self.hidden, hidden)
 
     def wipe(self, slot: int) -> None:
         """Zero a slot's keys and values, see `SlotCache.wipe`."""
@@ -108,30 +106,53 @@ class Store:
         return sum(t[0].nbytes for t in stored) + sums + older
 
 
-class RingPlaces:
-    """The places in ring buffers where each head of each slot stores a vector of the slot's new token.
+class RowPlaces:
+    """The cache rows in which each head of each slot stores a vector of the slot's new token.
 
-    In a ring, the place is the token's position modulo the ring's width. positions: [S], the positions of the slots'
-    new tokens. The places are computed once for all rings of one size.
+    In a tensor [S, heads, width, D] this is row n, where n [S] is how many entries the heads of each slot hold. In
+    rings it is row n % width, where n is the position of the new token. Rows and masks are computed once for all
+    tensors of one size.
     """
 
-    def __init__(self, positions: Replicas) -> None:
-        self._positions = positions
-        self._places: dict[tuple[int, int, torch.device], torch.Tensor] = {}
+    def __init__(self, numbers: Replicas, *, rings: bool) -> None:
+        self._numbers, self._rings = numbers, rings
+        self._rows: dict[tuple[int, int, torch.device], torch.Tensor] = {}
+        self._biases: dict[tuple[int, torch.device], torch.Tensor] = {}
 
-    def of(self, ring: torch.Tensor) -> torch.Tensor:
-        """Return the indices [S * heads] in a ring [S, heads, width, D], flattened to [-1, D]."""
-        slots, heads, width, _ = ring.shape
-        kind = heads, width, ring.device
-        if kind not in self._places:
-            first = (torch.arange(slots * heads, device=ring.device) * width).view(slots, heads)
-            self._places[kind] = (first + (self._positions.on(ring.device) % width)[:, None]).view(-1)
-        return self._places[kind]
+    def of(self, store: torch.Tensor) -> torch.Tensor:
+        """Return the indices [S * heads] in a tensor [S, heads, width, D], flattened to [-1, D]."""
+        slots, heads, width, _ = store.shape
+        kind = heads, width, store.device
+        if kind not in self._rows:
+            first = (torch.arange(slots * heads, device=store.device) * width).view(slots, heads)
+            numbers = self._numbers.on(store.device)
+            self._rows[kind] = (first + (numbers % width if self._rings else numbers)[:, None]).view(-1)
+        return self._rows[kind]
+
+    def put(self, ring: torch.Tensor, new: torch.Tensor) -> None:
+        """Store one new vector per slot and head in a ring [S, heads, width, D]."""
+        ring.view(-1, ring.shape[-1]).index_copy_(0, self.of(ring), new.reshape(-1, ring.shape[-1]))
+
+    def bias(self, store: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return the additive mask [S, 1, 1, width] that hides the rows of a tensor that hold no entry, not even a new
+        one."""
+        kind = store.shape[2], store.device
+        if kind not in self._biases:
+            live = self._numbers.on(store.device) + 1
+            live = live.clamp(max=store.shape[2]) if self._rings else live
+            self._biases[kind] = live_bias(live[:, None, None], store.shape[2], dtype)
+        return self._biases[kind]
 
 
-def _put(ring: torch.Tensor, new: torch.Tensor, places: RingPlaces) -> None:
-    """Store one new vector per slot and head in a ring [S, heads, width, D]."""
-    ring.view(-1, ring.shape[-1]).index_copy_(0, places.of(ring), new.reshape(-1, ring.shape[-1]))
+def _fill(ring: torch.Tensor, newest: torch.Tensor, index: torch.Tensor, seen: int) -> None:
+    """Store one sequence's newest vectors [heads, w, D], oldest first, in several slots' rings [S, heads, width, D].
+
+    index: the slots; seen: tokens of the sequence. The vector of position p goes to place p % width.
+    """
+    if width := ring.shape[2]:
+        count = min(width, newest.shape[1])
+        at = torch.arange(seen - count, seen, device=index.device) % width
+        ring[index[:, None], :, at] = newest[:, newest.shape[1] - count :].transpose(0, 1)
 
 
 class RingStore(Store):
@@ -149,12 +170,8 @@ class RingStore(Store):
 
     def install(self, packed: PackedLayer, slots: Sequence[int], index: torch.Tensor, seen: int) -> None:
         super().install(packed, slots, index, seen)
-        heads = self.geometry.kv_heads
-        kept = min(seen, self.capacity, len(packed.keys) // heads)
-        at = torch.arange(seen - kept, seen, device=index.device) % self.capacity
         for mine, theirs in ((self.keys, packed.keys), (self.values, packed.values)):
-            rows = theirs.view(heads, len(theirs) // heads, theirs.shape[-1])  # the newest tokens, all heads alike
-            mine[index[:, None], :, at] = rows[:, rows.shape[1] - kept :].transpose(0, 1)
+            _fill(mine, theirs.unflatten(0, (self.geometry.kv_heads, -1)), index, seen)  # all heads alike
 
     def bytes(self) -> int:
         return self.keys.nbytes + self.values.nbytes

@@ -11,6 +11,7 @@ per head in a block table.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from typing import Literal, Protocol, get_args
 
 import torch
@@ -68,12 +69,7 @@ class Decode(Protocol):
     ) -> torch.Tensor: ...
 
 
-class Draw(Protocol):
-    """Draw the next token for every row of logits, see `sampler.draw`."""
-
-    def __call__(
-        self, logits: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling: Sampling
-    ) -> torch.Tensor: ...
+Draw = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Sampling], torch.Tensor]  # see `sampler.draw`
 
 
 def splits(rows: int, heads: int) -> int:

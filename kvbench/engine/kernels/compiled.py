@@ -17,6 +17,7 @@ from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
 from kvbench.console import faults
 from kvbench.engine.attention.interface import text_model
+from kvbench.engine.model.packing import replaced
 
 # How often torch may compile a layer's code. It compiles the code anew for another model, another kind of layer, each
 # layer that keeps a state, and another number of slots. torch's default is 8 times.
@@ -38,26 +39,20 @@ class CompiledLayers:
     """
 
     def __init__(self, model: Any, warn: Callable[[str], None]) -> None:
-        self.layers: list[Any] = list(getattr(text_model(model), "layers", []))
+        layers: list[Any] = list(getattr(text_model(model), "layers", []))
         self.warn, self.failed = warn, False
-        self._forward = [
-            self._either(layer.forward, torch.compile(layer.forward, dynamic=False)) for layer in self.layers
-        ]
-        if not self.layers:
+        self._forwards = {
+            layer: self._either(layer.forward, torch.compile(layer.forward, dynamic=False)) for layer in layers
+        }
+        if not layers:
             self._fail(f"kvbench finds no list of decoder layers in {type(model).__name__}")
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Inside the block, make the model run its compiled layers."""
-        layers = [] if self.failed else self.layers
-        try:
-            for layer, forward in zip(layers, self._forward):
-                layer.forward = forward
-            with config.patch(recompile_limit=VARIANTS, fail_on_recompile_limit_hit=True):
-                yield
-        finally:
-            for layer in layers:
-                layer.__dict__.pop("forward", None)
+        """While the `with` block runs, make the model run its compiled layers."""
+        forwards = {} if self.failed else self._forwards
+        with replaced(forwards), config.patch(recompile_limit=VARIANTS, fail_on_recompile_limit_hit=True):
+            yield
 
     def _either(self, plain: Callable[..., Any], compiled: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that runs the compiled layer, or the plain one after torch failed to compile a layer."""
@@ -69,11 +64,11 @@ class CompiledLayers:
                 except (TorchDynamoException, FailOnRecompileLimitHit) as error:
                     if faults.of_machine(error):
                         raise
-                    self._fail(faults.first_line(error))
+                    self._fail(f"torch.compile failed: {faults.first_line(error)}")
             return plain(*args, **kwargs)  # after a failure, `plain` begins anew and writes the same entries again
 
         return forward
 
     def _fail(self, reason: str) -> None:
         self.failed = True
-        self.warn(f"the model's layers run uncompiled, because torch.compile failed: {reason}")
+        self.warn(f"the model's layers run uncompiled: {reason}")

@@ -1,12 +1,12 @@
 """The Triton kernel of a decode step's attention: one new token per slot, any number of entries per slot and KV head.
 
 There are S * Hk * blocks * splits GPU programs. The query heads of a KV head are divided into blocks of at most
-MOST_QUERIES heads, which form one matrix; more than one block is needed in latent attention, where all query heads
+MOST_QUERIES heads, and each block forms one matrix; latent attention needs several blocks, because all query heads
 share one KV head. The older entries of a head are divided into splits. A program computes one block over one split, in
 tiles with an online softmax in float32. The programs of the first split also attend to the new entry, from registers.
 One of them, that of the first block, also writes the new entry to the cache. `_combine` adds the partial sums of the
 splits. In latent attention the value is a part of the key, so K stands for V too. If attention is to be summed per
-entry, `_attend` stores the logits, and `_receive` turns them into attention, which it adds.
+entry, `_attend` stores the logits, and `_receive` turns them into attention and adds that to the sums.
 
 The number of splits depends only on sizes that are fixed for the life of an engine. Which entries a split reads depends
 only on the number of entries that its head holds. So the bits of a slot's result never depend on the other slots or on

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from kvbench.engine.attention.grouped import grouped_attention
+from kvbench.engine.attention.grouped import grouped_attention, live_bias
 from kvbench.engine.cache.paged import PAGE
 
 
@@ -38,11 +38,10 @@ def decode(
         keys, values = keys[every], values[every]
     if latent:
         values = keys[..., :latent]
-    hidden = torch.arange(rows, device=lengths.device) > lengths[..., None]
-    bias = torch.zeros(hidden.shape, dtype=query.dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
+    bias = live_bias(lengths[..., None] + 1, rows, query.dtype)
     paid = None if sums is None else torch.zeros_like(sums)
     out = grouped_attention(
-        *(query[:, :, None], keys, values, bias[:, :, None]),
+        *(query[:, :, None], keys, values, bias),
         scaling=scaling,
         softcap=softcap,
         sinks=sinks,

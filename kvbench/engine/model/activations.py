@@ -37,12 +37,10 @@ def pass_bytes(model: Any, states: Sequence[StateShape], tokens: int, dtype: tor
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of the tensors that operations inside the block create.
+    """Counts the bytes of the tensors that operations inside its `with` block create.
 
-    now: the bytes of the tensors that exist at present; peak: the largest value of `now` so far.
-
-    A tensor counts until it is dropped. sizes: maps a dtype to the bytes to count per number, in place of the dtype's
-    own size.
+    now: the bytes of the tensors that exist at present; peak: the largest value of `now` so far. sizes: maps a dtype to
+    the bytes to count per number, in place of the dtype's own size.
     """
 
     def __init__(self, sizes: Mapping[torch.dtype, int]) -> None:

@@ -114,7 +114,8 @@ def _config(adapter: Adapter) -> Any:
 
 @contextlib.contextmanager
 def _in_one_line(adapter: Adapter) -> Iterator[None]:
-    """Run a block in which peft attaches or merges the adapter; turn an exception of peft into a one-line UserError."""
+    """Turn an exception of peft into a one-line UserError, while peft attaches or merges the adapter in the `with`
+    block."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -52,7 +52,7 @@ def no_attention(call: AttentionCall) -> torch.Tensor:
 
 
 class Reads(TorchDispatchMode):
-    """Records the storages of the tensors that operations inside the block get as arguments.
+    """Records the storages of the tensors that operations inside its `with` block get as arguments.
 
     The target of a `copy_` is left out, because `copy_` only writes to it.
     """

@@ -61,13 +61,13 @@ def divide(config: Any, device_map: str, device: str, dtype: torch.dtype) -> Div
     config: the model's configuration; device_map, device: the settings of these names.
 
     Raises, with `device_map` "auto":
-        SetupError: there is no GPU, accelerate is not installed, or the weights are too large.
+        SetupError: the run uses no GPU, accelerate is not installed, or the weights are too large.
         UserError: `device` names a single GPU, or the model cannot be divided.
     """
     if device_map == "none":
         return None
     if device == "cpu" or not torch.cuda.is_available():
-        raise SetupError("--device-map auto divides a model among GPUs, but this run has none. Leave out --device-map.")
+        raise SetupError("--device-map auto divides a model among GPUs; this run uses no GPU. Leave out --device-map.")
     if re.fullmatch(r"cuda:\d+", device):
         raise UserError(
             f"--device-map auto uses all visible GPUs, --device {device} only one. Leave one of the two out; "
@@ -155,13 +155,10 @@ def _spread(model: Any) -> dict[str, int]:
     most = sizes[""] // len(room)
     while True:
         share = {index: min(most, size) for index, size in room.items()}
-        for spare in (
-            max(layers + single),
-            0,
-        ):  # accelerate leaves room on the first GPU for its largest layer, in case it must load layers from the host
-            found = infer_auto_device_map(
-                model, max_memory=share | {0: share[0] + spare}, no_split_module_classes=whole
-            )
+        # accelerate leaves room on the first GPU for its largest layer, in case it must load layers from the host
+        for spare in (max(layers + single), 0):
+            limits = share | {0: share[0] + spare}
+            found = infer_auto_device_map(model, max_memory=limits, no_split_module_classes=whole)
             if _within(share, found, sizes):
                 return dict(found)
         if share == room:

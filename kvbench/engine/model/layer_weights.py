@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,8 +38,8 @@ def layer_weights(
 ) -> dict[int, Mapping[str, torch.Tensor]]:
     """Return the matrices `names` of every evicted layer, by the layer's index; their shapes are those in `NewTokens`.
 
-    geometry: the cache's geometry. Raises UserError when a matrix is not found under one of its `NAMES`, is quantised,
-    is divided among devices, or has the wrong size.
+    geometry: the cache's geometry. Raises UserError when a matrix has none of its `NAMES`, is quantised, is divided
+    among devices, or has the wrong size.
     """
     evicted = [g for g in geometry if g.evicts] if names else []
     return {g.index: {name: _by_head(model, g, name) for name in names} for g in evicted}
@@ -48,7 +48,9 @@ def layer_weights(
 def _by_head(model: Any, g: LayerGeometry, name: LayerWeight) -> torch.Tensor:
     """Return a layer's output projection [query heads, dimension of a value, hidden size]."""
     inputs, why = g.query_heads * g.read_dim, "was not found"
-    for layer in _candidates(model, g.index, NAMES[name]):
+    modules = [m for m in text_model(model).modules() if getattr(m, "layer_idx", None) == g.index]
+    found = [getattr(m, known) for known in NAMES[name] for m in modules if hasattr(m, known)]
+    for layer in found:
         if type(layer) not in (torch.nn.Linear, Conv1D) or is_traceable_wrapper_subclass(layer.weight.data):
             why = "is quantised or divided among devices"
             continue
@@ -60,8 +62,3 @@ def _by_head(model: Any, g: LayerGeometry, name: LayerWeight) -> torch.Tensor:
         f"the method needs the output projection of attention, which {why} in layer {g.index} of model type "
         f"{quote(model.config.model_type)}. Use another method, or unquantised weights on one device."
     )
-
-
-def _candidates(model: Any, index: int, names: Sequence[str]) -> Iterator[Any]:
-    modules = [m for m in text_model(model).modules() if getattr(m, "layer_idx", None) == index]
-    yield from (getattr(module, name) for name in names for module in modules if hasattr(module, name))

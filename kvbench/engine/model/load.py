@@ -136,7 +136,7 @@ def load(
         _convert(model, kind)
     if adapter is not None:  # before the model moves, so that the merged weights do not depend on devices
         model = merge(model, adapter)
-    model = move(model) if move is not None else _move(model, where)
+    model = move(model) if move is not None else model.to(where)
     return replace(prepare(model.eval(), tokenizer), attn=attn)
 
 
@@ -190,14 +190,10 @@ def auto_class(config: Any) -> Any:
     )
 
 
-def load_draft(target: LoadedModel) -> Callable[[str], LoadedModel]:
-    """Return a function that loads a draft model by name, on the device and in the dtype of `target`."""
-
-    def load_beside(name: str) -> LoadedModel:
-        dtype = str(target.dtype).removeprefix("torch.")
-        return load(describe(name).where, device=str(target.device), dtype=dtype)
-
-    return load_beside
+def load_draft(target: LoadedModel, name: str) -> LoadedModel:
+    """Load a draft model on the device and in the dtype of `target`."""
+    dtype = str(target.dtype).removeprefix("torch.")
+    return load(describe(name).where, device=str(target.device), dtype=dtype)
 
 
 def prepare(model: Any, tokenizer: Any) -> LoadedModel:
@@ -273,8 +269,3 @@ def refuse_training(loaded: LoadedModel) -> None:
             f"layers of model type {quote(loaded.model.config.model_type)} keep a state beside attention; "
             "'kvbench train' does not support models with such layers."
         )
-
-
-def _move(model: Any, where: torch.device) -> Any:
-    """Call `model.to(where)`; transformers' decorator hides the type of `to` from type checkers."""
-    return model.to(where)

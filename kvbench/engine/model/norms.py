@@ -15,25 +15,22 @@ from typing import Any
 
 import torch
 
+from kvbench.engine.model.packing import replaced
+
 Norm = Callable[[torch.Tensor], torch.Tensor]
 
 
 @contextlib.contextmanager
 def fused_norms(model: Any) -> Iterator[int]:
-    """While the block runs, use torch's operator in the RMS norms of a float32 model on a CPU.
+    """Inside the `with` block, use torch's operator in the RMS norms of a float32 model on a CPU.
 
-    A norm uses it only if a trial gives the same bits as the norm's own code. Yields the number of norms that use it.
+    Yields the number of norms that use it.
     """
     first = next(model.parameters(), None)
     modules = model.modules() if first is not None and first.device.type == "cpu" else ()
     fused = {module: norm for module in modules if (norm := _fused(module)) and _equal(module, norm)}
-    try:
-        for module, norm in fused.items():
-            module.forward = norm
+    with replaced(fused):
         yield len(fused)
-    finally:
-        for module in fused:
-            module.__dict__.pop("forward", None)
 
 
 def _fused(module: Any) -> Norm | None:

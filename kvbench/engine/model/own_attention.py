@@ -11,7 +11,7 @@ import torch
 from kvbench.engine.attention.geometry import LayerGeometry
 from kvbench.engine.attention.interface import text_model
 from kvbench.errors import UserError, quote
-from kvbench.eviction.own_attention import OwnAttention
+from kvbench.eviction.view import OwnAttention
 
 
 def own_attention(model: Any, geometry: Sequence[LayerGeometry], classes: Sequence[str]) -> dict[int, OwnAttention]:
@@ -28,8 +28,9 @@ def own_attention(model: Any, geometry: Sequence[LayerGeometry], classes: Sequen
     evicted = [g.index for g in geometry if g.evicts]
     if rotary is None or set(evicted) - modules.keys():
         raise UserError(
-            f"the method reads the attention of {', '.join(classes)}; model type {quote(model.config.model_type)} has "
-            "a layer with another attention, or its layers do not share one rotary embedding. Use another method."
+            f"the method reads only attention of class {', '.join(classes)}; model type "
+            f"{quote(model.config.model_type)} has a layer with attention of another class, or its layers do not share "
+            "one rotary embedding. Use another method."
         )
     where = {g.index: g.device for g in geometry}
     return {

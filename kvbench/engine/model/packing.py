@@ -10,7 +10,7 @@ packed and default layers differ in the last bits.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ MOST_BYTES = 1 << 30  # weights of a model; larger models are not packed, becaus
 
 @contextlib.contextmanager
 def packed_linears(model: Any, rows: int) -> Iterator[int]:
-    """While the block runs, use packed weights in the large linear layers of a model on a CPU.
+    """Inside the `with` block, use packed weights in the large linear layers of a model on a CPU.
 
     rows: rows of the layers' inputs, one per slot; the weights are packed for this number. Yields the number of packed
     layers. No layer is packed
@@ -34,13 +34,20 @@ def packed_linears(model: Any, rows: int) -> Iterator[int]:
     - for models larger than `MOST_BYTES`.
     """
     layers = large_linears(model) if packs(model, rows) else []
-    try:
-        for layer in layers:
-            layer.forward = _forward(layer, rows)
+    with replaced({layer: _forward(layer, rows) for layer in layers}):
         yield len(layers)
+
+
+@contextlib.contextmanager
+def replaced(forwards: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+    """Inside the `with` block, each module in `forwards` runs `forwards[module]` in place of its own `forward`."""
+    try:
+        for module, forward in forwards.items():
+            module.forward = forward
+        yield
     finally:
-        for layer in layers:
-            layer.__dict__.pop("forward", None)
+        for module in forwards:
+            module.__dict__.pop("forward", None)
 
 
 def large_linears(model: Any) -> list[Any]:

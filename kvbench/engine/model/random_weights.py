@@ -52,10 +52,7 @@ def _drawn(weights: Weights, model: Any, scratch: Path) -> Path:
 
 
 def draw(weights: Weights, model: Any) -> dict[str, torch.Tensor]:
-    """Return random tensors of the shapes that a method's weights or table have for a model.
-
-    Raises UserError for a kind of weights whose shapes are unknown.
-    """
+    """Return random tensors of the shapes that a method's weights or table have for a model, see `shapes_of`."""
     shapes, generator = shapes_of(weights, model), torch.Generator().manual_seed(0)
     if isinstance(weights, LearnedWeights):
         return {n: torch.randn(shape, generator=generator) * 2 / shape[-1] ** 0.5 for n, shape in shapes.items()}

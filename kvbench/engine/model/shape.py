@@ -222,19 +222,17 @@ def _shape(model: Any, geometry: tuple[LayerGeometry, ...], states: tuple[StateS
 def _parts(model: Any, geometry: Sequence[LayerGeometry], states: Sequence[StateShape]) -> tuple[Part, ...]:
     """Return what each device of a divided model holds; () if the model is on one device."""
     devices = devices_of(model)
+    if len(devices) == 1:
+        return ()
     held = {g.index: g.device for g in geometry} | {s.layer: s.device for s in states}
-    return (
-        ()
-        if len(devices) == 1
-        else tuple(
-            Part(
-                device=device,
-                layers=frozenset(layer for layer, where in held.items() if where == device),
-                parameters=sum(p.numel() for p in model.parameters() if p.device == device),
-                memory=memory.total(device),
-            )
-            for device in devices
+    return tuple(
+        Part(
+            device=device,
+            layers=frozenset(layer for layer, where in held.items() if where == device),
+            parameters=sum(p.numel() for p in model.parameters() if p.device == device),
+            memory=memory.total(device),
         )
+        for device in devices
     )
 
 

@@ -58,7 +58,7 @@ def _moved(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _no_values(model: Any) -> Iterator[None]:
-    """Inside the block, the attention of all parts of a model only allocates its outputs."""
+    """Inside the `with` block, the attention of all parts of a model only allocates its outputs."""
     configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values()
     before = [config._attn_implementation for config in configs]
     ALL_ATTENTION_FUNCTIONS.register(SIZES, _empty)

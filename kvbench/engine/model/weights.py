@@ -160,13 +160,12 @@ def find(weights: Weights, model_folder: Path | None, model: str = "MODEL") -> P
     file = f"{weights.kind}.safetensors"
     if weights.path == "auto":
         path = None if model_folder is None else model_folder / file
-        missing = f"there is no {file} beside {quote(model)}" if path is None else f"{quote(path)} does not exist"
     else:
         path = Path(weights.path).expanduser()
         path = path / file if path.is_dir() else path
-        missing = f"{quote(path)} does not exist"
     if path is not None and path.is_file():
         return path
+    missing = f"there is no {file} beside {quote(model)}" if path is None else f"{quote(path)} does not exist"
     command = f"'kvbench train {weights.recipe} --model {bare(model)} --out DIR'"
     if isinstance(weights, LearnedWeights) and weights.path == "auto":
         how = f", which {command} makes" if weights.recipe else ""
@@ -220,7 +219,7 @@ def _check(path: Path, weights: Weights, card: dict[str, Any], tensors: dict[str
         )
     theirs, ours = card.get("model"), model_fields(config)
     if not isinstance(theirs, dict):
-        raise SetupError(f"the card of weights {quote(path)} names no model. Copy it again.")
+        raise SetupError(f"the card of weights {quote(path)} names no model. Copy the card again.")
     if isinstance(weights, LearnedWeights) and _heads(theirs) != _heads(ours):
         (a, b), (c, d) = _heads(theirs), _heads(ours)
         what = f"{weights.what} weights {quote(path)}"

@@ -1,9 +1,7 @@
 """Capacity loss of retention gates: by how much the entries, weighted by their decay beta^age, exceed a budget.
 
 TRIM-KV (arXiv 2512.03324) compares the entries of each layer and head with a budget of M. Global retention (arXiv
-2605.09649) adds up the entries of all L layers and Hk heads, and compares the sum with M L Hk. Both papers divide the
-excess at time t by the number of entries read until then. The released code divides the excess by the largest possible
-excess, and averages over positive terms only.
+2605.09649) adds up the entries of all L layers and Hk heads, and compares the sum with M L Hk.
 """
 
 from __future__ import annotations
@@ -27,7 +25,8 @@ def capacity_loss(
         released   mean over positive terms of  max(0, A_t - h M) / max(1, h t - h M)
         paper      mean over all terms of       max(0, A_t - h M) / (h t)
 
-    There is one term for each time t and, with h = 1, also for each layer and head.
+    There is one term for each time t and, with h = 1, also for each layer and head. "paper" is the formula of both
+    papers, "released" that of the released code.
 
     log_beta: [b, L, Hk, T]; budget: M, entries of one layer and KV head.
     """

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, cast, get_args
 
 from kvbench.eviction.api import Column, Method, Needs, Protect, option
 from kvbench.eviction.columns import GivenColumn
-from kvbench.eviction.learned import LearnedWeights, Shapes, Sizes
+from kvbench.eviction.learned import LearnedWeights, Shapes, Sizes, misfit
 from kvbench.eviction.new_tokens import NewTokens
 from kvbench.eviction.terms.gates import WIDTH, Gate, GateForm, Tie, form_of, log_retention
 from kvbench.eviction.terms.retention import log_gain
@@ -58,10 +58,7 @@ class Gated(Method):
         return Needs(keys=self.knorm)
 
     def on_tokens(self, new: NewTokens) -> dict[str, torch.Tensor]:
-        """Return the column `log_beta` of new tokens: the gate computes it once, and every later eviction reads it.
-
-        beta: the factor by which the retention of an entry is multiplied at each further token.
-        """
+        """Return the column `log_beta` of new tokens: the gate computes it once, and every later eviction reads it."""
         return {"log_beta": log_retention(new)}
 
     def score(self, view: LayerView) -> torch.Tensor:
@@ -81,4 +78,4 @@ class Gated(Method):
         for name, wanted, actual in (("gate", self.gate, form.gate), ("tie", self.tie, form.tie)):
             if wanted not in ("auto", actual):
                 return f"the method has {name}={wanted}, these weights have {actual}"
-        return form.misfit(tensors, model)
+        return misfit(tensors, form.shapes(model))

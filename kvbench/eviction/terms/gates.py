@@ -31,9 +31,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Literal
 
-from kvbench.eviction.learned import Shapes, Sizes, misfit
+from kvbench.eviction.learned import Shapes, Sizes
 from kvbench.eviction.new_tokens import NewTokens
 from kvbench.lazy import torch
 
@@ -68,26 +68,19 @@ class GateForm:
             shapes |= {"mid.weight": (layers, last, self.width), "mid.bias": (layers, last)}
         return shapes
 
-    def misfit(self, tensors: Mapping[str, torch.Tensor], model: Sizes) -> str:
-        """Return why tensors of this form do not fit a model of these sizes; "" if they fit."""
-        return misfit(tensors, self.shapes(model))
-
 
 def form_of(tensors: Mapping[str, torch.Tensor]) -> GateForm | None:
     """Return the form of the gate that tensors of these names and shapes make up; None if they are not a gate."""
-    if "out.weight" not in tensors or tensors["out.weight"].dim() not in TIES:
+    out = tensors.get("out.weight")
+    if out is None or out.dim() not in TIES:
         return None
-    marks = {"kv_gate.weight": "rg3", "kv.weight": "rg2", "mid.weight": "rg10", "in.weight": "rg"}
+    marks: dict[str, Gate] = {"kv_gate.weight": "rg3", "kv.weight": "rg2", "mid.weight": "rg10", "in.weight": "rg"}
     gate = next((gate for mark, gate in marks.items() if mark in tensors), None)
-    out = tensors["out.weight"]
-    return GateForm(cast(Gate, gate), TIES[out.dim()], out.shape[-1]) if gate in get_args(Gate) else None
+    return None if gate is None else GateForm(gate, TIES[out.dim()], out.shape[-1])
 
 
 def log_retention(new: NewTokens) -> torch.Tensor:
-    """Return log beta of new tokens, [b, Hk, t] float32, at most 0: the gate in `new.weights` computes it.
-
-    beta: the factor by which the worth of an entry is multiplied at each further token.
-    """
+    """Return log beta of new tokens, [b, Hk, t] float32, at most 0: the gate in `new.weights` computes it."""
     w, heads = new.weights, new.keys.shape[1]
     linear, silu = torch.nn.functional.linear, torch.nn.functional.silu
 

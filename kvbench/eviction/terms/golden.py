@@ -1,14 +1,14 @@
 """Golden eviction: the choices of an oracle that knows all later attention (ForesightKV, arXiv 2602.03203).
 
 The oracle uses A_ij, the attention of query i to entry j over a finished sequence with the full cache. The softmax runs
-over the query's own token and all earlier tokens; evictions do not change it. L is the interval, and `first` the
-position of the first token that the model reads after the cache was full. Block t is the L queries from position
-`first` + t L on. The attention of a block is
+over the query's own token and all earlier tokens; evictions do not change A. C is the budget, L the interval, and
+`first` the position of the token that the model reads when the cache first holds C + L entries. Block t is the L
+queries from position `first` + t L on. The attention of a block is
 
     a[h, t, j] = mean of A_ij over the g query heads of KV head h and over the L queries of block t
 
-(a shorter last block is divided by L too). At eviction t the cache holds the newest L tokens and C older entries,
-where C is the budget. Of these C entries, the oracle drops the L with the smallest
+(a shorter last block is divided by L too). At eviction t the cache holds the newest L tokens and C older entries. Of
+these C entries, the oracle drops the L with the smallest
 
     alpha_j = max over t' >= t of a[h, t', j].
 
@@ -82,7 +82,7 @@ def upcoming(attention: torch.Tensor) -> torch.Tensor:
 
 
 def golden_evictions(attention: torch.Tensor, budget: int, interval: int) -> GoldenTrace:
-    """Return the oracle's evictions from a cache of `budget` + `interval` entries, one per block.
+    """Return the oracle's evictions, one per block, each from a cache of `budget` + `interval` entries.
 
     attention: from `block_attention`. Of entries with equal future attention, the oracle drops the older one.
     """

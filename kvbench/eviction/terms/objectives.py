@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from kvbench.lazy import torch
 
-MARGIN = 0.01
 MOST = 10.0  # log ratios are clamped to this size, so that no ratio overflows
 PAIRS = 1 << 24  # pairs in memory at a time
 
 
-def ranking_losses(
-    scores: torch.Tensor, wanted: torch.Tensor, margin: float = MARGIN
-) -> tuple[torch.Tensor, torch.Tensor]:
+def ranking_losses(scores: torch.Tensor, wanted: torch.Tensor, margin: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the pairwise hinge loss of each set of scores against the oracle's ranking (supervised stage).
 
     scores, wanted: [r, n], r sets of n scores. The loss of a set is the mean of max(0, margin - (score_i - score_j))
@@ -35,7 +32,7 @@ def ranking_losses(
     return torch.cat(losses) + pull, torch.cat(counts)
 
 
-def ranking_loss(scores: torch.Tensor, wanted: torch.Tensor, margin: float = MARGIN) -> torch.Tensor:
+def ranking_loss(scores: torch.Tensor, wanted: torch.Tensor, margin: float) -> torch.Tensor:
     """Return the mean of `ranking_losses` over the sets that have an ordered pair; 0 if none has one."""
     losses, counts = ranking_losses(scores, wanted, margin)
     return losses.sum() / counts.sum().clamp_min(1)

@@ -1,8 +1,4 @@
-"""SnapKV's score, the base of several methods: the last queries of the prompt vote for its entries (arXiv 2404.14469).
-
-A vote is softmax attention over all keys. Votes are summed over the window's queries, reduced over the query heads of
-a group, and then pooled along the text. The window's entries always stay.
-"""
+"""SnapKV's score, the base of several methods: the prompt's last queries vote for its entries (arXiv 2404.14469)."""
 
 from __future__ import annotations
 

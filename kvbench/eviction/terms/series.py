@@ -59,7 +59,7 @@ def series(view: LayerView, reach: int, *, over: Literal["mean", "max"], trig: b
 
 
 def standardised(score: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
-    """Subtract from the scores [b, Hk, g, N] of each query head their mean, and divide by their standard deviation.
+    """Standardise the scores [b, Hk, g, N] of each query head: subtract their mean, divide by their standard deviation.
 
     Only the entries in `among` count in the mean and in the standard deviation.
     """

@@ -39,9 +39,7 @@ class Thresholded(Method):
     def takes_budget(self) -> bool:
         return self.strategy == "fixed_budget"
 
-    @property
-    def decode_bounded(self) -> bool:
-        return self.takes_budget
+    decode_bounded = takes_budget
 
     def trigger(self, interval: int) -> Trigger:
         return super().trigger(interval) if self.takes_budget else EveryTime(interval)

@@ -1,7 +1,8 @@
-"""Attention of queries to the cached entries. Methods that score entries by attention use it through
+"""Attention of queries to the cached entries. Methods that score entries by attention call `window_attention` through
 `LayerView.attend`, except `golden`, `expected-attention` and the presses of kvpress.
 
-All arithmetic is in float32. While the engine decodes on a GPU, Triton kernels do it (`window_attention_kernel`).
+All arithmetic is in float32. While the engine decodes on a GPU, Triton kernels compute the attention
+(`window_attention_kernel`).
 Absolute positions decide which keys a query sees, because the cache is not in text order and may have gaps. Invalid
 entries are ignored. Queries are processed in blocks, which bounds the scratch memory. Methods differ in the arguments
 `domain`, `order`, `reduce_g` and `reduce_q` of `window_attention`.

@@ -43,16 +43,12 @@ class WindowVote(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.replaced and self.by_rank:
-            raise OptionError(
-                "protection",
-                "is not in the code that compat=reference reproduces; leave out this option or compat=reference.",
-            )
-        if self.memory and self.by_rank:
-            raise OptionError(
-                "global_score",
-                "is not in the code that compat=reference reproduces; leave out this option or compat=reference.",
-            )
+        for option, given in (("protection", self.replaced), ("global_score", self.memory)):
+            if given and self.by_rank:
+                raise OptionError(
+                    option,
+                    "is not in the code that compat=reference reproduces; leave out this option or compat=reference.",
+                )
 
     @property
     def voters(self) -> int:

@@ -14,14 +14,11 @@ from kvbench.integrations.kvpress.method import LayeredPressMethod, PressMethod
 from kvbench.integrations.kvpress.options import buffer_field, fields_of, takes_press
 from kvbench.registry import near
 
-BUFFER = 256  # as in kvpress's DecodingPress
-
 
 def canonical(name: str) -> str:
     """Return a press's name as kvpress spells it; case does not matter.
 
-    Raises UserError for an unknown press, or for one that cannot run. Raises SetupError if kvpress, or a package that
-    it imports, is missing, or if kvpress has another version than `facts.VERSION`.
+    Raises UserError for an unknown press, or for one that cannot run, and SetupError as `load.kvpress` does.
     """
     plain = name.strip().lower()
     spelled = {press.lower(): press for press in (*PRESSES, *REFUSED)}
@@ -42,7 +39,7 @@ def member(name: str) -> type[PressMethod]:
     press, facts = getattr(kvpress(), name), PRESSES[name]
     fields = fields_of(press)
     if facts.hidden == "many" or any(takes_press(press, option) for option, _, _ in fields):
-        fields.append(buffer_field(BUFFER))
+        fields.append(buffer_field())
     base = LayeredPressMethod if hasattr(press, "get_layer_budget") else PressMethod
     about = {"press_class": press, "facts": facts, "__doc__": inspect.cleandoc(press.__doc__ or "")}
     made: Any = dataclasses.make_dataclass(name, fields, bases=(base,), frozen=True, namespace=about)

@@ -28,8 +28,7 @@ from kvbench.eviction.api import Allocation, Method, Needs, Once, Trigger
 from kvbench.eviction.choose import from_label
 from kvbench.eviction.declare import WHOLE
 from kvbench.eviction.options import OptionError
-from kvbench.eviction.own_attention import OwnAttention
-from kvbench.eviction.view import LayerView
+from kvbench.eviction.view import LayerView, OwnAttention
 from kvbench.integrations.kvpress.facts import ATTENTION, VERSION, Facts
 from kvbench.integrations.kvpress.options import BUFFER, RATIO, takes_press
 from kvbench.lazy import torch
@@ -49,8 +48,7 @@ class PressMethod(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        reader = self.inner or self  # the press that reads hidden states
-        sinks = reader._sum_of(reader.facts.stays)
+        sinks = (self.inner or self)._stays  # of the press that reads hidden states
         if self._facts.hidden == "many" and self._buffer <= sinks:
             raise OptionError(
                 BUFFER,
@@ -87,8 +85,9 @@ class PressMethod(Method):
     def _buffer(self) -> int:
         return getattr(self, BUFFER, 0)
 
-    def _sum_of(self, names: tuple[str, ...]) -> int:
-        return sum(getattr(self, name) for name in names)
+    @property
+    def _stays(self) -> int:
+        return sum(getattr(self, name) for name in self.facts.stays)
 
     def _width(self, many: int, every: int) -> int:
         """Return how many hidden states the press reads.
@@ -115,7 +114,7 @@ class PressMethod(Method):
 
     def min_budget(self) -> int:
         inner = 1 if self.inner is None else self.inner.min_budget()
-        return max(super().min_budget(), self._sum_of(self.facts.stays) + 1, inner)
+        return max(super().min_budget(), self._stays + 1, inner)
 
     def notes(self) -> tuple[str, ...]:
         if not (self._facts.future and self.decode_bounded):
@@ -203,9 +202,9 @@ def _newest(view: LayerView, row: int) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def _seeded(view: LayerView, row: int) -> Iterator[None]:
-    """While the block runs, torch draws numbers that depend only on the sample, the eviction and the layer.
+    """Inside this `with` block, torch draws numbers that depend only on the sample, the eviction and the layer.
 
-    Afterwards torch's generator continues as before the block.
+    Afterwards torch's generator continues from its state before the block.
     """
     device = view.keys.device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -215,10 +214,8 @@ def _seeded(view: LayerView, row: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _handle(attention: OwnAttention | None) -> Iterator[Any]:
-    """Yield the layer's attention module, which has the attribute `rotary_emb` for kvpress while the block runs.
-
-    Yields None if `attention` is None.
-    """
+    """Yield the layer's attention module; None if `attention` is None. Inside the `with` block, the module has the
+    attribute `rotary_emb`, which kvpress reads."""
     if attention is None:
         yield None
         return
@@ -231,10 +228,8 @@ def _handle(attention: OwnAttention | None) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _own_failures(name: str) -> Iterator[None]:
-    """Turn an error of kvpress's code inside the block into UserError; errors of memory and devices pass unchanged.
-
-    name: the press, for the message.
-    """
+    """Turn an error of kvpress's code inside the `with` block into UserError. Errors of memory and devices pass
+    unchanged. name: the press, for the message."""
     try:
         yield
     except Exception as error:

@@ -11,6 +11,7 @@ from kvbench.eviction.api import option
 RATIO = "compression_ratio"  # parameter that kvbench sets before each call, from budget and number of entries
 DEFAULT = "SnapKVPress"  # default of a parameter that takes another press
 BUFFER = "buffer"
+STORED = 256  # default of `buffer`, as in kvpress's DecodingPress
 
 # Options whose ranges kvpress itself does not check. Other options that are whole numbers must be 0 or more.
 POSITIVE = ("window_size", "beta", "lag_size", "local_window_size", "chunk_size", "sketch_dimension")
@@ -29,10 +30,11 @@ def fields_of(press: type) -> list[tuple[str, Any, Any]]:
     return [_field(press, p) for p in parameters if p.name != RATIO and not p.name.startswith("_")]
 
 
-def buffer_field(default: int) -> tuple[str, Any, Any]:
-    """Return (name, type, field) of the option `buffer`: most hidden states that a press gets while decoding."""
+def buffer_field() -> tuple[str, Any, Any]:
+    """Return (name, type, field) of the option `buffer`: the most hidden states, always of the newest tokens, that a
+    press gets while decoding."""
     help = "while decoding, each layer stores the hidden states of this many newest tokens, which the press reads"
-    return BUFFER, int, option(default, help, low=1)
+    return BUFFER, int, option(STORED, help, low=1)
 
 
 def takes_press(press: type, name: str) -> bool:

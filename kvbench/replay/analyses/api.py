@@ -101,13 +101,12 @@ class Look:
     holds.
 
     chosen: the method and budget. traces: indices into `Study.traces` of the b traces read together. layer: index in
-    the model. first: position of the first query.
+    the model.
     """
 
     chosen: Chosen
     traces: list[int]
     layer: int
-    first: int
     weights: torch.Tensor  # [b, Hq, w, n] float32, for n places that may have an entry
     visible: torch.Tensor  # [b, Hq, w, n] whether the place has an entry that the query sees
 
@@ -116,8 +115,7 @@ class Look:
 class Losses:
     """Negative log-likelihoods in nats of t successive tokens of b answers, under a method and with the full cache.
 
-    chosen: the method and budget. traces: indices into `Study.traces` of the b traces read together. first: number of
-    the first of these tokens in the answer, from 0.
+    chosen, traces: see `Look`. first: number of the first of these tokens in the answer, from 0.
     """
 
     chosen: Chosen
@@ -145,6 +143,21 @@ class Analysis(ABC):
     @abstractmethod
     def rows(self) -> list[Row]:
         """Return the results as rows of a table. Called after all traces were read."""
+
+    def means(self, names: Sequence[str], over: str, *parts: str, **counts: str) -> list[Row]:
+        """Return rows of results, one per key of the tally in sorted order. A row has the ratios of the sums `names` to
+        the sum `over`.
+
+        parts: the columns with the parts of a key. counts: by column, the name of a sum, shown as a whole number.
+        """
+        ratios = {name: (name, over) for name in names}
+        return [
+            {"task": self.study.task}
+            | dict(zip(parts, key))
+            | {column: int(self.tally.total(key, name)) for column, name in counts.items()}
+            | figures
+            for key, figures in sorted(self.tally.figures(**ratios), key=lambda found: found[0])
+        ]
 
     @staticmethod
     def figures(rows: Sequence[Row]) -> list[Figure]:

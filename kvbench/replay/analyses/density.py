@@ -41,11 +41,8 @@ class Density(MethodAnalysis):
             self.tally.add((moment.chosen, when, i), moment.traces, **sums)
 
     def rows(self) -> list[Row]:
-        """Return rows of results per method, budget and bin of positions: one for the moments at which blocks of the
-        answer (`--interval` tokens) begin, and one for the end of the answer.
-
-        Columns: when ("evictions": the moments at which blocks begin; "end": the end), low and high (the bin's limits).
-        """
+        """Return rows of results per method, budget and bin of positions: one for the moments when blocks begin, one
+        for the end of the answer. Columns low and high: the bin's limits."""
         ratios = {"density": ("share", "uniform"), "kept": ("kept", "entries")}
         return [
             {

@@ -11,21 +11,17 @@ over the query heads of a group. For an earlier window a and a later window b:
               that a cache with only S_a would keep
 
 Answers are read with the full cache, so the chosen methods do not matter. To bound memory, only `ANCHORS` windows of an
-answer, evenly spread, serve as earlier windows: at most ANCHORS x Hk x T flags per layer and trace (Hk: KV heads, T:
-tokens).
+answer, evenly spread, serve as earlier windows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from kvbench.lazy import torch
 from kvbench.replay.analyses import plots
 from kvbench.replay.analyses.api import WINDOW, AttentionAnalysis, Row, Study, Table, Window, cells, register, top_mass
 from kvbench.report.plots.figure import Figure
-
-if TYPE_CHECKING:
-    import torch
 
 ANCHORS = 32
 
@@ -36,9 +32,8 @@ class Overlap(AttentionAnalysis):
 
     def __init__(self, study: Study) -> None:
         super().__init__(study)
-        self._anchors: dict[
-            int, list[tuple[int, int, torch.Tensor]]
-        ] = {}  # by layer, of earlier windows: (index, first, S)
+        # By layer, of earlier windows: (index, first, S).
+        self._anchors: dict[int, list[tuple[int, int, torch.Tensor]]] = {}
 
     def window(self, window: Window) -> None:
         if window.index == 0:
@@ -52,9 +47,8 @@ class Overlap(AttentionAnalysis):
         for index, older, before in self._anchors[window.layer]:
             distance = WINDOW << (window.index - index - 1).bit_length()
             now, later = attended[..., :older], paid[..., :older]
-            there = before.any(dim=-1) & (
-                later.sum(dim=-1) > 0
-            )  # [b, Hk] False if a window pays no attention to older tokens
+            # [b, Hk] False if a window pays no attention to older tokens
+            there = before.any(dim=-1) & (later.sum(dim=-1) > 0)
             shares = {
                 "overlap": (before & now).sum(dim=-1) / before.sum(dim=-1),
                 "chance": now.float().mean(dim=-1),
@@ -66,22 +60,8 @@ class Overlap(AttentionAnalysis):
             self._anchors[window.layer].append((window.index, first, attended))
 
     def rows(self) -> list[Row]:
-        """Return a row of results per layer and distance between windows.
-
-        Columns: distance (upper end of a range of distances between two windows, in tokens: 16, 32, 64, ...), pairs
-        (number of compared pairs of windows).
-        """
-        ratios = {name: (name, "pairs") for name in ("overlap", "chance", "mass")}
-        return [
-            {
-                "task": self.study.task,
-                "layer": key[0],
-                "distance": key[1],
-                "pairs": int(self.tally.total(key, "windows")),
-                **figures,
-            }
-            for key, figures in sorted(self.tally.figures(**ratios), key=lambda found: found[0])
-        ]
+        """Return a row of results per layer and distance between windows, rounded up to 16, 32, 64, ... tokens."""
+        return self.means(("overlap", "chance", "mass"), "pairs", "layer", "distance", pairs="windows")
 
     @staticmethod
     def figures(rows: Sequence[Row]) -> list[Figure]:

@@ -75,18 +75,14 @@ class Patterns(AttentionAnalysis):
             )
 
     def rows(self) -> list[Row]:
-        """Return a row of results per layer and query head: its mean shares and its kind.
-
-        Columns: kind (the kind of tokens with the largest mean share), answers (the share of the answers in which the
-        head has this kind).
-        """
-        ratios = {name: (name, "answers") for name in (*KINDS, *(f"is_{kind}" for kind in KINDS))}
+        """Return a row of results per layer and query head: the head's mean shares, its kind, and in the column
+        `answers` the share of answers in which the head has this kind."""
         found = []
-        for (layer, head), figures in sorted(self.tally.figures(**ratios), key=lambda found: found[0]):
-            shares = {part: figures[part] for name in KINDS for part in (name, f"{name}_se")}
-            kind = max(KINDS, key=lambda name, f=figures: f[name])  # type: ignore[misc]
-            place = {"task": self.study.task, "layer": layer, "head": head}
-            found.append(place | {"kind": kind, "answers": figures[f"is_{kind}"]} | shares)
+        for row in self.means((*KINDS, *(f"is_{kind}" for kind in KINDS)), "answers", "layer", "head"):
+            kind = max(KINDS, key=row.__getitem__)
+            place = {name: row[name] for name in ("task", "layer", "head")}
+            shares = {part: row[part] for name in KINDS for part in (name, f"{name}_se")}
+            found.append(place | {"kind": kind, "answers": row[f"is_{kind}"]} | shares)
         return found
 
     @staticmethod

@@ -8,20 +8,17 @@ attention of a query in a KV head is a mean over the query heads of its group. W
     chance      = share of the tokens up to position a that are in W_(a+h): the persistence of a random set
 
 The distance h is 1, 2, 4, ... To bound memory, only `ANCHORS` queries of an answer, evenly spread, serve as earlier
-queries: at most ANCHORS x Hk x T flags per layer and trace (Hk: KV heads, T: tokens).
+queries.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from kvbench.lazy import torch
 from kvbench.replay.analyses import plots
 from kvbench.replay.analyses.api import WINDOW, AttentionAnalysis, Row, Study, Table, Window, fixed, register, top_mass
 from kvbench.report.plots.figure import Figure
-
-if TYPE_CHECKING:
-    import torch
 
 ANCHORS = 32
 
@@ -56,7 +53,7 @@ class Persistence(AttentionAnalysis):
                 anchors[at] = wanted
 
     def _compare(self, window: Window, step: int, before: torch.Tensor, now: torch.Tensor) -> None:
-        """Add `persistence` and `chance` of two queries that are `step` tokens apart to the tally, for each trace.
+        """Add to the tally, for each trace, `persistence` and `chance` of two queries that are `step` tokens apart.
 
         before, now: W of the earlier and of the later query, as masks [b, Hk, n] over the n tokens up to the earlier
         query.
@@ -68,23 +65,9 @@ class Persistence(AttentionAnalysis):
             self.tally.add((window.layer, head, step), window.traces, pairs=1.0, **sums)
 
     def rows(self) -> list[Row]:
-        """Return a row of results per layer, KV head and distance h.
-
-        Columns: task, layer, head, steps (the distance h), pairs (number of compared pairs of queries), persistence,
-        chance.
-        """
-        ratios = {name: (name, "pairs") for name in ("persistence", "chance")}
-        return [
-            {
-                "task": self.study.task,
-                "layer": layer,
-                "head": head,
-                "steps": step,
-                "pairs": int(self.tally.total((layer, head, step), "pairs")),
-                **figures,
-            }
-            for (layer, head, step), figures in sorted(self.tally.figures(**ratios), key=lambda found: found[0])
-        ]
+        """Return a row of results per layer, KV head and distance h (column steps). Column pairs: the number of
+        compared pairs of queries."""
+        return self.means(("persistence", "chance"), "pairs", "layer", "head", "steps", pairs="pairs")
 
     @staticmethod
     def figures(rows: Sequence[Row]) -> list[Figure]:

@@ -13,26 +13,17 @@ this mean, over the answers that the run stored:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from kvbench.eviction.budget import entries
 from kvbench.replay.analyses import plots
-from kvbench.replay.analyses.api import MethodAnalysis, Moment, Row, Study, Table, cells, panel, register, size
+from kvbench.replay.analyses.api import MethodAnalysis, Moment, Row, Table, cells, panel, register, size
 from kvbench.report.plots.figure import Figure
-
-if TYPE_CHECKING:
-    from kvbench.replay.choices import Chosen
 
 
 @register("retention-ratio")
 class RetentionRatio(MethodAnalysis):
     about = "cache length / sequence length of right answers, by method"
     scored = True
-
-    def __init__(self, study: Study) -> None:
-        super().__init__(study)
-        self._seen: dict[Chosen, int] = {}
-        self._bounded: dict[Chosen, bool] = {}
 
     def moment(self, moment: Moment) -> None:
         if moment.index is not None:
@@ -41,32 +32,27 @@ class RetentionRatio(MethodAnalysis):
         for i, place in enumerate(moment.traces):
             trace = self.study.traces[place]
             right = self.study.right.get((trace.request.doc_id, trace.sample), False)
-            self._bounded[moment.chosen] = moment.bounded
-            self._seen[moment.chosen] = self._seen.get(moment.chosen, 0) + 1
             total = len(trace.prompt) + len(trace.answer)
             budget = moment.chosen.budget
             script = 1.0 if budget is None else min(1.0, entries(budget, len(trace.prompt)) / total)
-            of = {"right": 1.0, "ratio": float(held[i]) / moment.seen, "script": script} if right else {"right": 0.0}
-            self.tally.add((moment.chosen,), [place], **{"ratio": 0.0, "script": 0.0} | of)
+            sums = {"right": 1.0, "ratio": float(held[i]) / moment.seen, "script": script}
+            if not right:
+                sums = dict.fromkeys(sums, 0.0)
+            self.tally.add((moment.chosen, moment.bounded), [place], answers=1.0, **sums)
 
     def rows(self) -> list[Row]:
-        """Return a row of results per method and budget.
-
-        Columns: answers (number of answers read), right (how many of them have the score 1; `ratio` and `script` are
-        means over these), own_answers and own_right (the same numbers for answers that the run generated with the
-        method).
-        """
+        """Return a row of results per method and budget. Columns `answers` and `right`: the number of answers that were
+        read, and of those with the score 1."""
         return [
             {
                 "task": self.study.task,
                 **chosen.columns,
-                "decode_bounded": self._bounded[chosen],
-                "answers": self._seen[chosen],
-                "right": int(self.tally.total((chosen,), "right")),
+                "decode_bounded": bounded,
+                **{name: int(self.tally.total((chosen, bounded), name)) for name in ("answers", "right")},
                 **figures,
                 **_own(self.study.own.get(chosen, ())),
             }
-            for (chosen,), figures in self.tally.figures(ratio=("ratio", "right"), script=("script", "right"))
+            for (chosen, bounded), figures in self.tally.figures(ratio=("ratio", "right"), script=("script", "right"))
         ]
 
     @staticmethod

@@ -1,9 +1,9 @@
 """Measures how few entries get most of the attention, by layer and query head, with the full cache.
 
 For each query of the answer, the analysis counts the fewest entries that together carry 90, 95 and 99% of the query's
-attention. It also finds the share of entries with at least 1% of the query's largest weight, among the entries that the
-query sees. H2O uses this threshold (arXiv 2306.14048, section 3.1). The results are means over queries, with standard
-errors over questions.
+attention. Of the entries that the query sees, it also finds the share with at least 1% of the query's largest weight.
+H2O uses this threshold (arXiv 2306.14048, section 3.1). The results are means over queries, with standard errors over
+questions.
 """
 
 from __future__ import annotations
@@ -46,16 +46,8 @@ class Sparsity(AttentionAnalysis):
             )
 
     def rows(self) -> list[Row]:
-        """Return a row of results per layer and query head, with means over queries.
-
-        Columns: entries_90, entries_95, entries_99 (fewest entries that get 90, 95 or 99% of the attention), above
-        (share of entries with at least 1% of the largest weight), tokens (visible entries).
-        """
-        ratios = {name: (name, "queries") for name in ALL}
-        return [
-            {"task": self.study.task, "layer": layer, "head": head, **figures}
-            for (layer, head), figures in sorted(self.tally.figures(**ratios), key=lambda found: found[0])
-        ]
+        """Return a row of results per layer and query head, with means over queries."""
+        return self.means(ALL, "queries", "layer", "head")
 
     @staticmethod
     def figures(rows: Sequence[Row]) -> list[Figure]:

@@ -53,11 +53,8 @@ class Survival(MethodAnalysis):
             oldest *= 2
 
     def rows(self) -> list[Row]:
-        """Return rows of results per method, budget and age: a row for all heads, and a row per layer and KV head.
-
-        Columns: age (the upper end of a range of ages: 16, 32, 64, ...), layer and head (None: all), attended (number
-        of attended tokens), share and mass (see the module's docstring).
-        """
+        """Return rows of results per method, budget and bin of ages: a row for all heads (layer and head are None), and
+        a row per layer and KV head. Columns: age (the bin's largest), attended (number of attended tokens)."""
         ratios = {"share": ("survived", "attended"), "mass": ("found", "paid")}
         figures = dict(self.tally.figures(**ratios))
         cells = list(dict.fromkeys(key[0] for key in figures))

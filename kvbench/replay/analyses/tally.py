@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from kvbench.replay.analyses.api import Study
 
-    Floats = NDArray[np.float64]
-
 Key = tuple[Any, ...]
 
 
@@ -26,7 +24,7 @@ class Tally:
 
     def __init__(self, study: Study) -> None:
         self._clusters = [t.cluster for t in study.traces]
-        self._sums: dict[Key, dict[str, Floats]] = {}
+        self._sums: dict[Key, dict[str, NDArray[np.float64]]] = {}
 
     def add(self, key: Key, traces: Sequence[int], **sums: torch.Tensor | float) -> None:
         """Add numbers to the sums of one key, for some traces. traces: indices into `Study.traces`.

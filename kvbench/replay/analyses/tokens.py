@@ -85,10 +85,9 @@ class Tokens(MethodAnalysis):
             )
 
     def _chosen(self, moment: Moment) -> bool:
-        """Return whether the page shows this moment, at which a block of the answer (`--interval` tokens) begins.
+        """Return whether the page shows this moment, at which a block begins.
 
-        The page shows up to `SHOWN` such moments, evenly spread over the blocks before which more tokens were read than
-        fit into the budget.
+        It shows up to `SHOWN` of the blocks before which more tokens were read than fit into the budget.
         """
         budget = moment.chosen.budget
         most = 0 if budget is None else entries(budget, moment.prompt)

@@ -13,8 +13,6 @@ that get most of its attention:
 
 Windows earlier than the last two are older than some candidates. Such a window ranks only the candidates older than
 itself, and its best tokens are the best share r of those.
-
-Memory holds 2 Hk T numbers per layer and trace (Hk: KV heads, T: tokens).
 """
 
 from __future__ import annotations
@@ -47,17 +45,13 @@ class Union(AttentionAnalysis):
         rank = _ranks(paid[..., : window.first])
         if window.index:
             known, best = self._before[window.layer]
-            if window.index == self._last(window):
+            last = (len(self.study.traces[window.traces[0]].answer) - 1) // WINDOW - 1  # the last window of 16 queries
+            if window.index == last:
                 self._compare(window, _ranks(paid[..., : known.shape[-1]]), known, best)
             older = rank[..., : best.shape[-1]].minimum(best)
             self._before[window.layer] = rank, torch.cat([older, rank[..., best.shape[-1] :]], dim=-1)
         else:
             self._before[window.layer] = rank, rank
-
-    def _last(self, window: Window) -> int:
-        """Return the index of the answer's last window of 16 queries."""
-        queries = len(self.study.traces[window.traces[0]].answer) - 1
-        return queries // WINDOW - 1
 
     def _compare(self, window: Window, now: torch.Tensor, before: torch.Tensor, best: torch.Tensor) -> None:
         for share in SHARES:
@@ -72,15 +66,8 @@ class Union(AttentionAnalysis):
             self.tally.add((window.layer, share), window.traces, answers=1.0, **sums)
 
     def rows(self) -> list[Row]:
-        """Return a row of results per layer and share r of tokens, with means over KV heads and answers.
-
-        Columns: kept (the share r); before, union and size (see the module's docstring).
-        """
-        ratios = {name: (name, "answers") for name in ("before", "union", "size")}
-        return [
-            {"task": self.study.task, "layer": layer, "kept": share, **figures}
-            for (layer, share), figures in sorted(self.tally.figures(**ratios), key=lambda found: found[0])
-        ]
+        """Return a row of results per layer and share r of tokens, with means over KV heads and answers."""
+        return self.means(("before", "union", "size"), "answers", "layer", "kept")
 
     @staticmethod
     def figures(rows: Sequence[Row]) -> list[Figure]:

@@ -14,9 +14,10 @@ from typing import Any
 
 from kvbench.eviction.budget import named
 from kvbench.report.blocks import Block
+from kvbench.report.page.matrix import SIGNS
 from kvbench.report.page.scored import title
 
-VERDICTS = ("better", "worse", "tied", "unclear", "cannot tell", "unknown")
+VERDICTS = tuple(SIGNS)
 _VERDICT = re.compile(rf"\b({'|'.join(VERDICTS)})\b")
 
 

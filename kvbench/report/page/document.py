@@ -42,8 +42,7 @@ ENDING = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}  # may end a sc
 def html(report: ScoreReport) -> str:
     """Return the page's HTML."""
     shown.cache_clear()
-    values = _values(report)
-    return template.render("page.html", values | {"data": _json(values["data"])}, SCRIPTS)
+    return template.render("page.html", _values(report), SCRIPTS)
 
 
 def write(report: ScoreReport, path: Path) -> Path:
@@ -77,7 +76,7 @@ def _values(report: ScoreReport) -> dict[str, Any]:
         "figures": figures.read(report),
         "questions": asked,
         "kept": decisions,
-        "data": {"runs": len(report.loaded.runs), "questions": asked.questions, "kept": decisions.answers},
+        "data": _json({"runs": len(report.loaded.runs), "questions": asked.questions, "kept": decisions.answers}),
     }
 
 

@@ -2,7 +2,8 @@
 system prefers.
 
     drawn = read(report)
-    drawn.of("curves"), drawn.reason
+    drawn.of("curves")     # the figures of one panel
+    drawn.reason           # why figures of the report are missing on the page; "" if none is missing
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from kvbench.errors import SetupError
 from kvbench.report.plots import Figure, check, figures, svg
 from kvbench.report.scores import ScoreReport
 
-PANELS: dict[str, Callable[[str], bool]] = {  # for each panel: whether it shows the figure with a given name
+# For each panel: whether it shows the figure with a given name. The panel "figures" shows all others.
+PANELS: dict[str, Callable[[str], bool]] = {
     "frontier": lambda name: name.startswith("score-bytes"),
     "curves": lambda name: name.startswith("score-"),
     "lengths": lambda name: name.startswith(("length", "truncated")),
 }
-OTHERS = "figures"
 MOST_BYTES = 1_000_000  # of all pictures, light and dark
 
 
@@ -58,10 +59,7 @@ def read(report: ScoreReport) -> Figures:
             missing += 1
             continue
         left -= 2 * len(light)
-        drawn.append(Drawn(_panel(figure.name), figure, light, svg(figure, "dark")))
+        panel = next((panel for panel, owns in PANELS.items() if owns(figure.name)), "figures")
+        drawn.append(Drawn(panel, figure, light, svg(figure, "dark")))
     more = f"{missing} figures are left out, to keep the page small; 'kvbench report --plot DIR' draws all."
     return Figures(drawn, more if missing else "" if drawn else "The rows have no budgets to draw.")
-
-
-def _panel(name: str) -> str:
-    return next((panel for panel, owns in PANELS.items() if owns(name)), OTHERS)

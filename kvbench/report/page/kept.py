@@ -101,8 +101,7 @@ def _note(found: int, left_out: int, runs: list[Path]) -> str:
         also = f" {left_out} more are left out, to keep the page small." if left_out else ""
         return (
             f"Recorded for {counted(found, 'answer')}: the model read each stored answer again with its own method and "
-            "budget, "
-            f"and evicted at the same tokens as in the run.{also}"
+            f"budget, and evicted at the same tokens as in the run.{also}"
         )
     if left_out:
         return f"Decisions are recorded for {counted(left_out, 'answer')}, but all are too long for a page."

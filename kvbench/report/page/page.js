@@ -55,7 +55,7 @@ at("all").addEventListener("click", () => {
 const UNITS = { KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40 };
 
 function sortKey(cell) {
-  const text = cell.dataset.v ?? cell.textContent.trim();
+  const text = cell.textContent.trim();
   const [, digits, unit] = text.replaceAll(",", "").match(/^[≥≤]?([+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*(\w*)/) ?? [];
   return { text, number: digits === undefined ? NaN : Number(digits) * (UNITS[unit] ?? 1) };
 }

@@ -42,10 +42,8 @@ class Published:
 
 def read(tables: list[Scored]) -> Published:
     lines = [line for scored in tables for line in _matches(scored)]
-    models = ", ".join(sorted({model for scored in tables for model in _values(scored, "model")}))
-    count = len(published.every())
-    reason = f"None of the {count} published scores is of model {models} with a task, method and budget of this report."
-    return Published(lines, "" if lines else reason)
+    models = sorted({model for scored in tables for model in _values(scored, "model")})
+    return Published(lines, "" if lines else published.no_match(models))
 
 
 def _matches(scored: Scored) -> Iterator[Line]:
@@ -54,9 +52,10 @@ def _matches(scored: Scored) -> Iterator[Line]:
         if math.isnan(cell.score.mean):
             continue
         for printed in published.of_cell(scored.table.task, cell, models, lengths):
-            value = f"{printed.value * 100:g} {printed.unit}, {printed.metric} ({printed.name})"
+            row = printed.row
+            value = f"{printed.value * 100:g} {row.unit}, {row.metric} ({row.method})"
             own = estimated(cell.score)
-            yield Line(scored.title, cell.method, named(cell.budget), own, value, printed.source, printed.notes)
+            yield Line(scored.title, cell.method, named(cell.budget), own, value, printed.source, row.notes)
 
 
 def _values(scored: Scored, column: str) -> set[Any]:

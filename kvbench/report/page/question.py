@@ -49,13 +49,9 @@ class Asked:
 def write(asked: Sequence[Asked], path: Path, *, run: str) -> Path:
     """Write the page to `path`. Raises SetupError if the file cannot be written. run: the run's name."""
     shown.cache_clear()
-    values = {"asked": asked, "run": run, "version": __version__, "cut": _cut, "is_text": _is_text}
+    values = {"asked": asked, "run": run, "version": __version__, "cut": _cut}
     return template.write(template.render("question.html", values), path)
 
 
 def _cut(text: str) -> str:
     return "\n".join(filter(None, cut(text, "in the run's texts.parquet", MOST)))
-
-
-def _is_text(part: str | ListedImage) -> bool:
-    return isinstance(part, str)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvbench.eviction.budget import Budget, named
-from kvbench.report.cells import FULL, method_label
+from kvbench.report.cells import FULL, SCORES, method_label
 from kvbench.report.image_list import images, kept_shares
 from kvbench.report.page.scored import Scored
 from kvbench.report.page.text import cut, shown
@@ -40,11 +40,8 @@ OPENING = 60  # characters of the prompt that the page shows beside the question
 LONGEST = 20
 COLUMNS = (
     *("row_key", "task", "doc_id", "sample", "method", "options", "budget", "budget_share", "interval", "status"),
-    *("stop_reason",),
-    *("score", "score_partial", "score_strict", "extracted", "output_tokens", "evictions", "prompt_tokens", "note"),
-    *("image_list", "kept_text", "kept_images"),
+    *("stop_reason", *SCORES, "extracted", "output_tokens", "note", "image_list", "kept_text", "kept_images"),
 )
-SCORES = ("score", "score_partial", "score_strict")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +70,10 @@ def read(report: ScoreReport, tables: Sequence[Scored], recorded: set[tuple[str,
     for task, name in stored:
         question = _question(task, name, by_question[task, name], shared)
         question["titles"] = [shown(one.title) for one in tables if one.table.task == task]
-        taken += (size_of := _bytes(question))
-        if taken > MOST_BYTES and found:
-            taken -= size_of
-            continue
-        found.append(question)
+        size = _bytes(question)
+        if taken + size <= MOST_BYTES or not found:
+            taken += size
+            found.append(question)
     _open(found)
     asked = {(one.table.task, question) for one in tables for cell in one.cells.values() for question in cell}
     capped = "" if len(found) == every else f", at most {MOST_BYTES // 1000} KB of text in all"

@@ -1,8 +1,8 @@
 """Renders a template of this folder as one HTML file that loads nothing.
 
-The content security policy of every page allows the page's own stylesheet, the one script whose hash the policy names,
-and pictures in `data:`. `_clean` hides secrets and escapes control characters in every text that the template inserts,
-and Jinja escapes the text for HTML.
+The content security policy of every page allows only the page's own stylesheet, the one script whose hash the policy
+names, and pictures in `data:`. `_clean` hides secrets and escapes control characters in every text that the template
+inserts, and Jinja escapes the text for HTML.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ def render(name: str, values: Mapping[str, Any], scripts: tuple[str, ...] = ()) 
     from markupsafe import Markup
 
     script = "\n".join(map(_file, scripts))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, finalize=_clean, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["markup"] = Markup
     return environment.from_string(_file(name)).render(
         values,
-        policy=POLICY.format(script=f"sha256-{_digest(script)}" if scripts else "none"),
+        policy=POLICY.format(script=f"sha256-{digest}" if scripts else "none"),
         script=Markup(script),
         style=Markup(_file("page.css")),
     )
@@ -60,10 +61,6 @@ def _clean(value: Any) -> Any:
     if value is None:
         return ""
     return shown(value) if type(value) is str else value
-
-
-def _digest(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def _file(name: str) -> str:

@@ -2,7 +2,7 @@
 
     from kvbench.report.plots import figures, svg, write
 
-    write(figures(ScoreReport.make(load([run]))), Path("plots"))     # NAME.svg, NAME.pdf and NAME.txt each
+    write(figures(ScoreReport.make(load([run]))), Path("plots"))     # per figure: NAME.svg, NAME.pdf, NAME.txt
 
 `report`, `bench`, `train` and the analyses of `replay` all draw with this package. A page may also show the
 specifications interactively, with `style.config(theme)` as their configuration: vega-embed with `ast: true` runs them

@@ -13,8 +13,8 @@ ROW = 18  # height of a bar
 
 def bars(title: str, values: Sequence[Point], *, x: str) -> Spec:
     """Return the figure's Vega-Lite specification. Each value is one part of a bar, with the fields panel, bar, part
-    and length; low and high are the ends of its error bar, if it has one. x: the title of the axis along which the bars
-    extend."""
+    and length. If the part has an error bar, the fields low and high are the error bar's ends. x: the title of the axis
+    along which the bars extend."""
     parts = distinct(values, "part")
     names = min(NAMES, LETTER * max(map(len, distinct(values, "bar"))) + 10)
     return {

@@ -16,7 +16,7 @@ MOST_NAMES = 8  # a caption names up to this many tasks; of more tasks it states
 
 def panels(points: Sequence[Point]) -> str:
     """Return the part of a caption that names tasks, numbers of questions and models. If there are more than
-    `MOST_NAMES` tasks, it states only the number of tasks.
+    `MOST_NAMES` tasks, their number stands in place of their names.
 
     The figure has a panel for each pair of a task and a group of runs.
     """

@@ -39,14 +39,14 @@ def svg(figure: Figure, theme: Theme = "light") -> str:
 
 
 def pdf(drawn: str) -> bytes:
-    """Convert an SVG from `svg` to PDF."""
+    """Return the PDF of a figure. drawn: the figure as SVG, from `svg`."""
     import vl_convert
 
     return pdf_file.canonical(vl_convert.svg_to_pdf(drawn))
 
 
 def png(drawn: str, scale: float = 2) -> bytes:
-    """Convert an SVG from `svg` to PNG."""
+    """Return the PNG of a figure. drawn: the figure as SVG, from `svg`."""
     import vl_convert
 
     pixels: bytes = vl_convert.svg_to_png(drawn, scale=scale)

@@ -1,6 +1,5 @@
-"""The figure of scores against measured bytes, with the frontier marked in each panel. A cell is on the frontier if all
-other cells of the panel with at most as many bytes have lower scores. Of cells with equal scores and bytes, only the
-first counts."""
+"""The figure of scores against measured bytes, with the frontier (`kvbench.report.overview.frontier`) marked in each
+panel."""
 
 from __future__ import annotations
 
@@ -41,7 +40,8 @@ def frontier_figures(points: Sequence[Point], methods: Sequence[str]) -> Iterato
 def _spec(placed: Sequence[Point], methods: Sequence[str]) -> Spec:
     most, least = (f(p["kv_bytes_peak"] for p in placed) for f in (max, min))
     power = min(int(math.log(most, 1024)), len(UNITS) - 1)
-    sized = [_sized(p, power) for p in placed]
+    at_size = [p | {"kind": "cell", "x": p["kv_bytes_peak"] / 1024**power} for p in placed]
+    sized = only(at_size, "kind", "x", "mean", "low", "high", "kv_bytes_peak")
     edge = [s | {"kind": "frontier"} for s, p in zip(sized, placed, strict=True) if p["frontier"]]
     top = max(max(p["mean"], p.get("high", 0)) for p in sized)
     x = axis(
@@ -69,15 +69,6 @@ def _layers(x: Spec, y: Spec, looks: Spec) -> list[Spec]:
         where("cell", {"type": "line", "strokeWidth": 1, "opacity": 0.7}, **line),
         where("cell", SYMBOL, **coloured, shape=looks["shape"], tooltip=tips),
     ]
-
-
-def _sized(point: Point, power: int) -> Point:
-    """Return the point with the fields that the figure needs; `x` is its memory in the unit of the axis.
-
-    power: the unit is 1024**power bytes.
-    """
-    x = point["kv_bytes_peak"] / 1024**power
-    return only([point | {"kind": "cell", "x": x}], "kind", "x", "mean", "low", "high", "kv_bytes_peak")[0]
 
 
 def _scale(least: float, most: float) -> Spec:

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from kvbench.errors import UserError
-from kvbench.eviction.budget import label
-from kvbench.report.categories import LENGTH, CategoryCell, CategoryReport
+from kvbench.report.categories import LENGTH, CategoryReport, length_of
 from kvbench.report.plots.captions import counted, listed
 from kvbench.report.plots.figure import Figure, Point, Spec, distinct
 from kvbench.report.plots.heat import heat
@@ -38,7 +37,7 @@ def _subtasks(points: Sequence[Point]) -> Iterator[Figure]:
     for p in points:
         subtask = LENGTH.sub("", p["task"]).partition("/")[2]
         if subtask:
-            square = {"row": subtask, "length": _length(p["task"]), "share": p["mean"]}
+            square = {"row": subtask, "length": length_of(p["task"]), "share": p["mean"]}
             square |= {"cell": p["cell"], "questions": p["questions"], "model": p["model"]}
             families.setdefault((base_name(p["task"]), p["group"]), []).append(square)
     for (name, group), squares in families.items():
@@ -51,31 +50,21 @@ def _categories(report: ScoreReport, points: Sequence[Point]) -> Iterator[Figure
         cells = CategoryReport.make(replace(report.loaded, groups=groups)).cells if len(groups) > 1 else []
     except UserError:  # no task has two categories
         return
-    models = {(LENGTH.sub("", p["task"]), _length(p["task"]), p["group"]): p["model"] for p in points}
+    models = {(LENGTH.sub("", p["task"]), length_of(p["task"]), p["group"]): p["model"] for p in points}
     families: dict[tuple[str, str, int], list[Point]] = {}
     for cell in cells:
-        square = _square(cell) | {"model": models[cell.task, cell.length, cell.group]}
+        square = {
+            "row": cell.category,
+            "length": cell.length,
+            "share": None if math.isnan(cell.score.mean) else cell.score.mean,
+            "cell": cell.column,
+            "questions": cell.score.questions,
+            "model": models[cell.task, cell.length, cell.group],
+        }
         families.setdefault((cell.task, cell.group, cell.part), []).append(square)
     for (task, group, _), squares in families.items():
         if len(distinct(squares, "length")) > 1:
             yield from _figure(task, group, "category", squares)
-
-
-def _length(task: str) -> int | None:
-    found = LENGTH.search(task)
-    return int(found[1]) if found else None
-
-
-def _square(cell: CategoryCell) -> Point:
-    budget = "" if cell.budget is None else f" {label(cell.budget)}"
-    score = cell.score.mean
-    return {
-        "row": cell.category,
-        "length": cell.length,
-        "share": None if math.isnan(score) else score,
-        "cell": cell.method + budget,
-        "questions": cell.score.questions,
-    }
 
 
 def _figure(name: str, group: str, kind: str, squares: Sequence[Point]) -> Iterator[Figure]:

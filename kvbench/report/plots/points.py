@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvbench.eviction.budget import label
-from kvbench.report.cells import ScoreCell, answered, cells_of, present
+from kvbench.report.cells import ScoreCell, answered, cells_of, mean, present
 from kvbench.report.overview import frontier
 from kvbench.report.plots.figure import Point
 from kvbench.report.rows import Rows
@@ -47,19 +47,20 @@ def _point(table: TaskTable, cell: ScoreCell, rows: Rows, edge: Sequence[ScoreCe
         "tokens_per_second": cell.tokens_per_second,
         "slower": cell.tokens_per_second - cell.tokens_per_second_sd,
         "faster": cell.tokens_per_second + cell.tokens_per_second_sd,
-        "output_tokens": _mean(tokens),
-        **_spread("output_tokens", tokens),
+        "output_tokens": mean(tokens),
+        **_spread(tokens),
         "truncated": cell.truncated,
     }
     shared = isinstance(cell.budget, float)
+    method = cell.method + " *" * cell.marked
     return {
         "panel": _panel(table),
         "frontier": any(cell is one for one in edge),
         "task": table.task,
         "model": " and ".join(sorted(rows.values("model"))),
         "group": table.group,
-        "method": cell.method + " *" * cell.marked,
-        "cell": " ".join(filter(None, (cell.method + " *" * cell.marked, _budget(cell)))),
+        "method": method,
+        "cell": method if cell.budget is None else f"{method} {label(cell.budget)}",
         "budget": None if shared else cell.budget,
         "budget_share": cell.budget if shared else None,
         "questions": cell.score.questions,
@@ -76,20 +77,10 @@ def _panel(table: TaskTable) -> str:
     return ", ".join(filter(None, (table.task, table.group, n)))
 
 
-def _budget(cell: ScoreCell) -> str:
-    return "" if cell.budget is None else label(cell.budget)
-
-
-def _spread(name: str, values: Any) -> Mapping[str, float]:
-    """Return the quartiles of `values` as two fields: the lower as NAME_q1 and the upper as NAME_q3, where NAME is
-    `name`. values: one number per answer."""
+def _spread(tokens: Any) -> Mapping[str, float]:
+    """Return the quartiles of the answers' numbers of tokens as two fields. tokens: one number per answer."""
     import numpy as np
 
-    kept = present(values)
+    kept = present(tokens)
     low, high = np.quantile(kept, QUARTILES).tolist() if len(kept) else (math.nan, math.nan)
-    return {f"{name}_q1": low, f"{name}_q3": high}
-
-
-def _mean(values: Any) -> float:
-    kept = present(values)
-    return float(kept.mean()) if len(kept) else math.nan
+    return {"output_tokens_q1": low, "output_tokens_q3": high}

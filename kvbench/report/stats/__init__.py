@@ -10,9 +10,7 @@ questions does not matter, but all arguments of a call must have the same order:
     mean_pass_at_k(scores, 8); maj_at_n(answers, scores)
 
 Every mean is over questions, never over all samples, because samples of a question are not independent. In an example
-with 30 questions of 32 samples each, the pooled standard error is 0.016, and the right one is 0.066. There are two
-standard errors. `se` is the uncertainty about other questions of this kind; `se_fixed` is the uncertainty about new
-samples of the same questions.
+with 30 questions of 32 samples each, the pooled standard error is 0.016, and the right one is 0.066.
 
 Sources: Miller 2024, "Adding error bars to evals" (clustering); Bell and McCaffrey 2002 (few and unequal clusters);
 Chen et al. 2021 (pass@k); Wilson 1927; Holm 1979. The functions are short and use numpy and scipy, which are imported

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvbench.report.stats.clusters import Clusters
-from kvbench.report.stats.flips import fewest_clusters, least_p, limits, patterns, sign_flip
+from kvbench.report.stats.flips import fewest_clusters, limits, patterns, sign_flip
 from kvbench.report.stats.means import unseen
 from kvbench.report.stats.power import POWER, flips_drop, smallest_drop, tail_of, whole_questions_drop
 from kvbench.report.stats.samples import Scores, question_means
@@ -65,7 +65,7 @@ class Paired:
             return flips_drop(self.flipped, alpha=alpha, tail=self.tail, power=power)
         if self.test != "t":
             return math.nan
-        return smallest_drop(self.se, self.df, alpha=alpha, sides=2, tail=self.tail, power=power)
+        return smallest_drop(self.se, self.df, alpha=alpha, tail=self.tail, power=power)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,7 @@ def paired(
 
     Question i of `a` and of `b` must be the same question. `clusters`: for each question the name of its cluster.
     `level`: the level of the confidence interval. `permutations`: the largest number of sign patterns that the test by
-    sign flips tries. p is 1 if the scores are identical, or if there are too few clusters for any test (`Paired.test`
-    is "none"). If all differences are equal, the t test says nothing, and `p` is the exact p of sign flips. If a few
-    clusters are much larger than the others (`Clusters.lopsided`), `p` and the interval also come from sign flips.
+    sign flips tries. p is 1 if the scores are identical. `Paired.test` states when another test replaces the t test.
     """
     if len(a) != len(b):
         raise ValueError(f"one method has {len(a)} questions and the other {len(b)}; they cannot be paired")
@@ -152,7 +150,7 @@ def _no_spread(diff: float, groups: Clusters, level: float, shares: bool) -> _Te
     shares: whether all scores lie between 0 and 1. If so, the interval allows for questions outside the data, whose
     difference may be anything from -1 to 1; otherwise the interval consists of `diff` alone."""
     bound = unseen(groups, level) if shares else 0.0
-    p = least_p(groups.count) if diff else 1.0
+    p = 2.0 ** (1 - groups.count) if diff else 1.0  # of all patterns of signs, two give a sum as far from 0
     return _Test("equal differences", p, diff - bound * (1 + diff), diff + bound * (1 - diff))
 
 

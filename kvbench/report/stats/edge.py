@@ -16,10 +16,7 @@ from typing import TYPE_CHECKING
 from kvbench.report.stats.samples import Scores
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+    from kvbench.report.stats.samples import Floats
 
 PRIOR = 0.75
 MOST_TRIALS = 64
@@ -63,8 +60,8 @@ def _trials(scores: Scores) -> int:
 
 @lru_cache(maxsize=16)
 def _likelihood(trials: int) -> tuple[Floats, Floats]:
-    """Return the grid of means, as logits, and an array [right trials, mean, correlation]: the log likelihood, up to a
-    constant, of each number of right trials of a question."""
+    """Return the candidate means, as logits, and an array [right trials, mean, correlation]: the log likelihood, up to
+    a constant, of each number of right trials of a question."""
     import numpy as np
     from scipy.special import betaln, expit
 

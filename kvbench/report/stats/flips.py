@@ -13,10 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+    from kvbench.report.stats.samples import Floats
 
 
 def sign_flip(diffs: Sequence[float] | Floats, *, permutations: int = 10_000, seed: int = 0) -> float:
@@ -53,12 +50,6 @@ def _random_parts(values: Floats, permutations: int, seed: int) -> Floats:
     for eight in np.pad(values, (0, -len(values) % 8)).reshape(-1, 8):
         sums += (bits @ eight)[generator.integers(0, 256, size=permutations, dtype=np.uint8)]
     return sums
-
-
-def least_p(clusters: int) -> float:
-    """Return the smallest p that the test by sign flips can give with this number of clusters if it tries all patterns
-    of signs."""
-    return 2.0 ** (1 - clusters)
 
 
 def fewest_clusters(alpha: float) -> int:

@@ -14,6 +14,7 @@ from kvbench.report.stats.samples import Scores, by_length, question_means
 if TYPE_CHECKING:
     from kvbench.report.stats.samples import Floats
 
+LEVEL = 0.95  # of the confidence interval
 FEW_QUESTIONS = 40  # with so few clusters, or a mean near 0 or 1, t intervals are too narrow or leave [0, 1]
 NEAR_EDGE = 0.1  # distance from 0 or 1 that counts as near
 FEW_RIGHT = 10  # with fewer right (or wrong) answers, the spread is hardly known
@@ -43,14 +44,14 @@ class Estimate:
     samples: int
 
 
-def estimate(scores: Scores, *, clusters: Sequence[object] | None = None, level: float = 0.95) -> Estimate:
+def estimate(scores: Scores, *, clusters: Sequence[object] | None = None) -> Estimate:
     """Return the mean of question means (pass@1) with error bars. `clusters`: for each question the name of its
-    cluster, which is the source that questions share. `level`: the level of the confidence interval."""
+    cluster, which is the source that questions share."""
     means = question_means(scores)
     groups = Clusters.make(clusters, len(means))
     mean = float(means.mean()) if len(means) else math.nan
     se = groups.standard_error(means)
-    low, high, rule = _interval(scores, means, mean, se, groups, level)
+    low, high, rule = _interval(scores, means, mean, se, groups)
     return Estimate(
         mean=mean,
         se=se,
@@ -78,24 +79,22 @@ def _fixed_se(scores: Scores) -> float:
     return float(np.sqrt(noise.sum()) / len(scores))
 
 
-def _interval(
-    scores: Scores, means: Floats, mean: float, se: float, groups: Clusters, level: float
-) -> tuple[float, float, str]:
+def _interval(scores: Scores, means: Floats, mean: float, se: float, groups: Clusters) -> tuple[float, float, str]:
     from scipy.special import stdtrit
 
     if groups.count < 2:
         return math.nan, math.nan, "one question"
     share = bool((means >= 0).all() and (means <= 1).all())
     if share and mean in (0.0, 1.0):
-        bound = unseen(groups, level)
+        bound = unseen(groups, LEVEL)
         return (0.0, bound, "rule of three") if mean == 0 else (1 - bound, 1.0, "rule of three")
     if se == 0:
         return mean, mean, "constant"
     repeats = groups.repeats(means)
     if share and min(mean, 1 - mean) * groups.questions / repeats < FEW_RIGHT:
-        return *edge_interval(scores, means, repeats, level), "beta"
+        return *edge_interval(scores, means, repeats, LEVEL), "beta"
     df = groups.count - 1 if groups.lopsided else groups.df
-    quantile = float(stdtrit(df, 0.5 + level / 2))
+    quantile = float(stdtrit(df, 0.5 + LEVEL / 2))
     if share and (groups.count <= FEW_QUESTIONS or not NEAR_EDGE <= mean <= 1 - NEAR_EDGE):
         return *_wilson(mean, mean * (1 - mean) / se**2, quantile), "wilson"
     low, high = mean - quantile * se, mean + quantile * se

@@ -1,6 +1,6 @@
 """The smallest true drop that a comparison finds with a given power.
 
-    smallest_drop(se, df, sides=2, alpha=0.05 / 8)     # two-sided t test at Holm's strictest level for 8 tests
+    smallest_drop(se, df, alpha=0.05 / 8)              # two-sided t test at Holm's strictest level for 8 tests
     flips_drop(sums_and_sizes, alpha=0.05)             # test by sign flips of whole clusters
     whole_questions_drop(30, alpha=0.05)               # for data without spread
 
@@ -18,31 +18,24 @@ from typing import TYPE_CHECKING
 from kvbench.report.stats.flips import limits, patterns
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+    from kvbench.report.stats.samples import Floats
 
 POWER = 0.8
 SIGNS = 2047  # random sign patterns from which a drop is estimated, beside the unflipped pattern
 MOST_CORRECTION = 4.0  # largest correction in `tail_of`; data with about 8 clusters reach it
 
 
-def smallest_drop(
-    se: float, df: float, *, power: float = POWER, alpha: float = 0.05, sides: int = 1, tail: float = 0.0
-) -> float:
-    """Return the smallest true drop that a t test finds with the given power; NaN without spread.
+def smallest_drop(se: float, df: float, *, alpha: float, power: float = POWER, tail: float = 0.0) -> float:
+    """Return the smallest true drop that a two-sided t test finds with the given power; NaN without spread.
 
-    `se`, `df`: the standard error and its degrees of freedom. `alpha`: the level. `sides`: 1 for a one-sided test, 2
-    for a two-sided test.
-
-    `tail`: the result of `tail_of`; 0 for normal data.
+    `se`, `df`: the standard error and its degrees of freedom. `alpha`: the level. `tail`: the result of `tail_of`; 0
+    for normal data.
     """
     from scipy.special import stdtrit
 
     if not (df > 0 and se > 0):
         return math.nan
-    critical = float(stdtrit(df, 1 - alpha / sides))
+    critical = float(stdtrit(df, 1 - alpha / 2))
     return _beyond(critical * se, critical, 1 / (2 * df) + tail, power)
 
 
@@ -66,9 +59,9 @@ def tail_of(residuals: Floats, df: float) -> float:
     normal data.
 
     `residuals`: one per cluster. If a few of them hold most of the sum of squares, their fourth powers exceed those of
-    normal data. Few clusters show only a part of a heavy tail, so the excess gets Fisher's correction of a sample's
-    kurtosis twice. In simulations with scores near 0 and 1, the power is 75 to 80% with one correction and 77 to 83%
-    with two.
+    normal data. Few clusters show only a part of a heavy tail, so Fisher's small-sample correction of kurtosis is
+    applied to the excess twice. In simulations with scores near 0 and 1, the power is 75 to 80% with one correction and
+    77 to 83% with two.
     """
     squares = residuals**2
     total = float(squares.sum())

@@ -33,7 +33,7 @@ class Judged:
     room: float = math.inf
 
 
-def judge(family: Sequence[Paired], alpha: float = ALPHA, floors: Sequence[float] | None = None) -> list[Judged]:
+def judge(family: Sequence[Paired], *, floors: Sequence[float] | None = None) -> list[Judged]:
     """Return the verdicts on the comparisons of one table, in the given order.
 
     Args:
@@ -45,7 +45,7 @@ def judge(family: Sequence[Paired], alpha: float = ALPHA, floors: Sequence[float
             - too few clusters: `smallest_drop` is NaN, because the test finds no drop.
     """
     adjusted = holm([paired.p for paired in family])
-    drops = [paired.drop(alpha / len(family)) for paired in family]
+    drops = [paired.drop(ALPHA / len(family)) for paired in family]
     rooms = [math.inf] * len(family)
     if floors is not None:
         lowest = [0.0 if math.isnan(floor) else floor for floor in floors]
@@ -54,7 +54,7 @@ def judge(family: Sequence[Paired], alpha: float = ALPHA, floors: Sequence[float
     return [
         Judged(
             p=p,
-            verdict=_verdict(paired, p, alpha, sees=floors is None or (drop <= room and not ceiling)),
+            verdict=_verdict(paired, p, sees=floors is None or (drop <= room and not ceiling)),
             smallest_drop=drop,
             room=room,
         )
@@ -62,10 +62,10 @@ def judge(family: Sequence[Paired], alpha: float = ALPHA, floors: Sequence[float
     ]
 
 
-def _verdict(paired: Paired, p: float, alpha: float, *, sees: bool) -> str:
+def _verdict(paired: Paired, p: float, *, sees: bool) -> str:
     if paired.test == "none":
         return "unknown"
-    if p <= alpha and paired.diff != 0:
+    if p <= ALPHA and paired.diff != 0:
         return "better" if paired.diff > 0 else "worse"
     # A difference whose own interval excludes zero is not called tied.
     tie = "tied" if sees else "cannot tell"

@@ -7,9 +7,6 @@ second of wall time. Ratios transfer between machines, absolute numbers do not. 
 give no quality to compare.
 
 On a CPU, every round measures each system in a new fork of the process, and the system generates twice there: "fresh"
-is the speed of the first generation, "warm" the speed of the second. Both occur in practice, so both are shown. The
-second generation of transformers' `generate` is up to twice as fast as the first. The growing cache of `generate` asks
-for new memory at every step. In a new process glibc returns the old pages to the system each time, but after a first
-long generation glibc keeps the pages. On a GPU, where a fork cannot use CUDA, all rounds run in one process; only vLLM
-has a process of its own.
+is the speed of the first generation, "warm" the speed of the second; docs/speed.md says why they differ. On a GPU,
+where a fork cannot use CUDA, all rounds run in one process; only vLLM has a process of its own.
 """

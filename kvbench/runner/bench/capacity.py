@@ -54,7 +54,7 @@ class Capacity:
         return plan.fitting
 
     def first(self, fitting: int, load: Load) -> int:
-        """Return the number of sequences with which a measurement begins. fitting: the result of the method `fitting`.
+        """Return the number of sequences with which a measurement begins. fitting: the number that `fitting` returned.
 
         If the user gave no number of sequences, the result is `fitting`, but at most MOST_SLOTS. If the user gave a
         number and a memory size, the result is the smaller of that number and `fitting`. If the user gave only a

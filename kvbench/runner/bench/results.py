@@ -98,8 +98,7 @@ class Measured:
             processor allow with `entries` in the cache.
         decoding: what computed the engine's decode steps, see `Engine.decoding`.
         attention: each backend's time for the attention of a decode step; empty on a CPU and for a baseline.
-        fastest: the fastest backend, which the user can choose with --decode-attn. A run never chooses a backend by
-            speed, because the run's answers would then depend on which backend was faster at the moment.
+        fastest: the fastest backend, for the user to choose (docs/speed.md); a run never chooses by speed.
     """
 
     system: str

@@ -1,13 +1,10 @@
-"""Measures all systems in rounds: each round measures one system after the other.
-
-Speeds and times are medians over rounds.
-"""
+"""Measures all systems in rounds: each round measures one system after the other."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -22,7 +19,7 @@ from kvbench.runner.bench.forked import forked
 from kvbench.runner.bench.results import Measured, evictions, speed
 from kvbench.runner.bench.setting import Load, Setting, build
 from kvbench.runner.bench.stopwatch import Timing
-from kvbench.runner.bench.systems import System, held, systems
+from kvbench.runner.bench.systems import System, systems
 
 Result = TypeVar("Result")
 
@@ -77,23 +74,21 @@ class Contest:
         self.systems = systems(setting, loaded)
         self.machine = machine or self.apart(partial(measure, loaded.device, loaded.dtype))
         self.capacity = Capacity(setting, loaded, self.machine)
-        # Before any measurement: a method that the engine cannot serve is refused at once. How many sequences fit does
-        # not depend on how many the load has.
-        lengths = {load: load._replace(sequences=None) for load in setting.loads()}
-        planned = {
-            (system.name, load): self.capacity.fitting(*system.planned, load)
+
+        @cache  # how many sequences fit does not depend on how many the load has
+        def fitting(system: System, load: Load) -> int:
+            return self.capacity.fitting(*system.planned, load)
+
+        # Before any measurement: a method that the engine cannot serve is refused at once.
+        self.plans = {
+            (system.name, load): fitting(system, load._replace(sequences=None))
             for system in self.systems
-            for load in dict.fromkeys(lengths.values())
+            for load in setting.loads()
         }
-        self.plans = {(name, load): planned[name, lengths[load]] for name in setting.names() for load in lengths}
 
     def rows(self, load: Load) -> Iterator[Measured]:
-        """Yield the figures of each system at one load. In each round, every system that fits into memory is measured
-        once.
-
-        If a signal or an error ends a round, the method first yields the figures of the systems already measured. Then
-        it raises what ended the round.
-        """
+        """Measure all systems at one load, each system that fits into memory once per round; yield each system's
+        figures. If a signal or an error ends a round early, raise it after the figures (see `bench`)."""
         done: dict[str, list[Pair] | NothingFits] = {s.name: self._by_plan(s, load) for s in self.systems}
         ended: BaseException | None = None
         try:
@@ -211,7 +206,7 @@ class Contest:
     def _cache(self, decoded: int, timings: Sequence[Timing]) -> dict[str, Any]:
         """Return the fields of `Measured` about evictions and the cache, which only the engine reports."""
         usages = [usage for timing in timings for usage in timing.usages]
-        entries = held(timings[-1].usages)
+        entries = statistics.fmean(usage.entries_mean for usage in timings[-1].usages)
         most = roofline(self.capacity.shape, self.machine, decoded, entries, self.loaded.dtype)
         rates = [timing.decode_wall_rate for timing in timings if timing.decode_wall_rate is not None]
         return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -27,12 +27,6 @@ class Member(NamedTuple):
     def name(self) -> str:
         """The member's name in tables: ``gkv @512``, ``full``."""
         return self.method.label if self.budget is None else f"{self.method.label} @{label(self.budget)}"
-
-
-def members(methods: Iterable[MethodChoice], budgets: Iterable[Budget]) -> tuple[Member, ...]:
-    """Return every method at every budget. A method that takes no budget appears once."""
-    sizes = tuple(budgets)
-    return tuple(Member(m, budget) for m in methods for budget in (sizes if m.takes_budget else (None,)))
 
 
 class Load(NamedTuple):
@@ -89,9 +83,8 @@ class Setting:
         return [Load(*load) for load in itertools.product(self.prompts, self.new_tokens, self.sequences)]
 
     def ids(self, prompt: int, sequences: int) -> torch.Tensor:
-        """Return random token ids [sequences, prompt]: each prompt fills `samples` successive rows, but the last prompt
-        may fill fewer.
-        """
+        """Return random token ids [sequences, prompt]: each prompt is repeated for `samples` successive sequences, the
+        last prompt perhaps for fewer."""
         generator = torch.Generator().manual_seed(1)
         vocabulary = int(SHAPES[self.shape][1]["vocab_size"])
         rows = -(-sequences // self.samples)

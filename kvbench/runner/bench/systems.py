@@ -9,7 +9,6 @@ by the extra work that these evictions need in other steps.
 from __future__ import annotations
 
 import importlib.util
-import statistics
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from kvbench.errors import BudgetViolation, UserError
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.eviction.budget import Budget
-from kvbench.records import Request, Usage
+from kvbench.records import Request
 from kvbench.runner.bench.attention import AttentionTime, attention_times
 from kvbench.runner.bench.setting import Member, Setting
 from kvbench.runner.bench.stopwatch import Stopwatch, Timing
@@ -212,7 +211,7 @@ class Continuous(System):
                 block_size=BLOCK,
                 num_blocks=blocks,
                 max_batch_tokens=max(512, len(ids)),
-                allow_block_sharing=self._shared(ids),
+                allow_block_sharing=len(ids.unique(dim=0)) < len(ids),  # sequences with one prompt may share its blocks
             ),
         )
         if errors := [str(answer.error) for answer in answers.values() if answer.error]:
@@ -221,11 +220,6 @@ class Continuous(System):
         if generated != len(ids) * tokens:
             raise BudgetViolation(f"continuous batching generated {generated} tokens instead of {len(ids) * tokens}.")
         return watch.stop(len(ids), tokens)
-
-    @staticmethod
-    def _shared(ids: torch.Tensor) -> bool:
-        """Return whether several sequences have the same prompt. The cache may then store the prompt's blocks once."""
-        return len(ids.unique(dim=0)) < len(ids)
 
 
 class Vllm(System):
@@ -257,8 +251,3 @@ def systems(setting: Setting, loaded: LoadedModel) -> list[System]:
     """Return all systems of a setting, methods first. Raises UserError for a system that cannot run here."""
     methods = [EngineSystem(setting, loaded, member) for member in setting.members]
     return [*methods, *(_BASELINES[name](setting, loaded) for name in setting.baselines)]
-
-
-def held(usages: tuple[Usage, ...]) -> float:
-    """Return the number of entries per layer and KV head, a mean over sequences and steps."""
-    return statistics.fmean(usage.entries_mean for usage in usages)

@@ -10,8 +10,8 @@ from pathlib import Path
 from kvbench.console.progress import Progress
 from kvbench.errors import KVBenchError, SetupError, bare, counted
 from kvbench.runner.jobs import Job
+from kvbench.runner.workers import reported
 from kvbench.runner.workers.executor import Done, Event, Executor, Failed, Lost, Noticed, Ready, Shown
-from kvbench.runner.workers.reported import ReportedRows
 from kvbench.runner.workers.worker_state import TRIES, WorkerState
 from kvbench.store.tail import JournalTail
 
@@ -34,11 +34,11 @@ class Coordinator:
         executor: Executor,
         run_dir: Path,
         *,
-        before: int = 0,
+        before: int,
         progress: Progress,
         say: Callable[[str], None],
-        labels: Sequence[str] = (),
-        state: Callable[[], str] = lambda: "saved rows are kept",
+        labels: Sequence[str],
+        state: Callable[[], str],
     ) -> None:
         self.executor, self.progress, self.say = executor, progress, say
         self.lost = self.retried = 0  # number of lost workers; number of jobs that were handed out again
@@ -46,8 +46,8 @@ class Coordinator:
         self._waiting: list[Job] = []
         self._states = {str(number): WorkerState() for number in range(1, executor.size + 1)}
         self._tries: Counter[Job] = Counter()
-        self._tail = JournalTail(run_dir)
-        self._reported = ReportedRows(run_dir, self._tail)
+        self._run_dir, self._tail = run_dir, JournalTail(run_dir)
+        self._done: list[tuple[Job, int]] = []  # finished jobs, each with the number of its rows that were saved
         self._shown = self._looked = 0.0
         self._rows_at_loss = 0  # rows on the disk when the last worker was lost
         self._fruitless = 0  # workers lost one after the other without a new row on the disk in between
@@ -87,7 +87,7 @@ class Coordinator:
         finally:
             self.executor.stop(PATIENCE)
             self._tail.read()
-        self._reported.wait(self.say)
+        reported.wait_for(self._done, self._run_dir, self._tail, self.say)
 
     def _take(self, event: Event) -> None:
         state = self._states[event.worker]
@@ -96,7 +96,7 @@ class Coordinator:
             case Ready():
                 state.ready, state.starts = True, 0
             case Done(rows=rows):
-                self._reported.add(state.jobs.pop(0), rows)
+                self._done.append((state.jobs.pop(0), rows))
                 state.since = time.monotonic()
             case Shown(figures=figures):
                 state.measure(figures)
@@ -169,8 +169,8 @@ class Coordinator:
             self._tries[left[0]] += 1
             if self._tries[left[0]] == TRIES:
                 raise SetupError(
-                    f"{TRIES} workers were lost while they generated the same rows of {self._label(left[0])} (the last "
-                    f"worker: {bare(why)}): {self._state()}."
+                    f"{TRIES} workers were lost while they generated the same rows of {self._labels[left[0].cell]} "
+                    f"(the last worker: {bare(why)}): {self._state()}."
                 )
         self._states[worker] = state.ended(0 if state.ready else state.starts)
         if all(s.given_up for s in self._states.values()):
@@ -195,9 +195,6 @@ class Coordinator:
                 self.executor.release(worker)
                 self._states[worker] = state.ended(0 if state.ready else state.starts - 1)
 
-    def _label(self, job: Job) -> str:
-        return self._labels[job.cell] if job.cell < len(self._labels) else f"cell {job.cell}"
-
     def _show(self) -> None:
         """Show figures summed over all workers, and a line per worker."""
         if time.monotonic() - self._shown < WAIT:
@@ -210,7 +207,7 @@ class Coordinator:
             told += f", {self.lost} lost, {self.retried} jobs again"
         self.progress.cell(told)
         self.progress.below(
-            [f"worker {w}  {s.line(self._label(s.jobs[0]) if s.jobs else '')}" for w, s in self._states.items()]
+            [f"worker {w}  {s.line(self._labels[s.jobs[0].cell] if s.jobs else '')}" for w, s in self._states.items()]
         )
         self.progress.update(
             self._before + sum(state.rows for state in states),

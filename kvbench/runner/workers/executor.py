@@ -64,8 +64,7 @@ class Done:
 @dataclass(frozen=True, slots=True)
 class Lost:
     """The worker ended before it finished its jobs: it was killed, its device failed, or memory ran out. `Failed`
-    reports other errors.
-    """
+    reports other errors."""
 
     worker: str
     why: str
@@ -86,11 +85,10 @@ Event = Ready | Shown | Noticed | Done | Lost | Failed
 class Executor(Protocol):
     """Starts workers and carries jobs to them.
 
-    name: its name for ``--executor``. size: how many workers it has. ahead: how many unfinished jobs a worker may have;
-    None: a worker gets its share of all jobs at once.
+    size: how many workers it has. ahead: how many unfinished jobs a worker may have; None: a worker gets its share of
+    all jobs at once.
     """
 
-    name: str
     size: int
     ahead: int | None
 

@@ -26,7 +26,6 @@ class LocalExecutor:
     devices: for each worker the value of CUDA_VISIBLE_DEVICES, or None to leave this variable as it is.
     """
 
-    name: str = "local"
     ahead: int | None = 1
 
     def __init__(self, order: Order, devices: Sequence[str | None]) -> None:

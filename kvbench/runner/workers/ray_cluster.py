@@ -72,7 +72,6 @@ class RayExecutor:
     cluster has no GPU and `workers` is None.
     """
 
-    name: str = "ray"
     ahead: int | None = 1
 
     def __init__(self, order: Order, *, address: str | None, workers: int | None, gpus: bool) -> None:
@@ -140,7 +139,8 @@ class RayExecutor:
     def stop(self, seconds: float) -> None:
         """Let all actors end their workers at the same time, then end the actors.
 
-        Unless this process used Ray before, leave the cluster too; a cluster that this run started ends then.
+        Also leave the cluster, unless this process was connected to Ray before the run; a cluster that the run itself
+        started ends then.
         """
         with suppress(self._errors):
             ends = [actor.stop.remote(seconds) for actor in self._actors.values()]

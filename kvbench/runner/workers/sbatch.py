@@ -20,10 +20,10 @@ _TEXT = """#!/bin/bash
 
 
 def script(command: Sequence[str], name: str, out: str, shards: int, parameters: Parameters, *, gpus: bool) -> str:
-    """Return a script for sbatch: a Slurm array with one job per shard.
+    """Return a script for sbatch: a Slurm array with one Slurm job per shard.
 
     command: the words of the user's command line after ``kvbench``. name: the run's name. out: its results folder.
-    gpus: whether a job needs a GPU.
+    gpus: whether a Slurm job needs a GPU.
     """
     flags = {"job_name": f"kvbench-{name}", "array": f"1-{shards}", "open_mode": "append", "requeue": "true"}
     if gpus and not names_gpus(parameters):
@@ -50,10 +50,7 @@ def _value(value: str) -> str:
 
 
 def _without_replaced(command: Sequence[str]) -> list[str]:
-    """Return the words of a command line without the options in `REPLACED` and their values.
-
-    The script replaces or does not need these options.
-    """
+    """Return the words of a command line without the options in `REPLACED` and their values."""
     kept, skip = [], 0
     for word in command:
         option, equals, _ = word.partition("=")

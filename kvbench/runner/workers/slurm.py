@@ -73,9 +73,9 @@ class Share:
             self._workers.stop(SAVING)
 
     def checkpoint(self) -> Any:
-        """Save the finished rows, and return what the requeued job is to call.
+        """Save the finished rows, and return the call that the requeued Slurm job is to make.
 
-        submitit calls this method when Slurm is about to end the job.
+        submitit calls this method when Slurm is about to end the Slurm job.
         """
         if self._workers is not None:
             self._workers.stop(SAVING)
@@ -120,7 +120,6 @@ class SlurmExecutor:
     a GPU.
     """
 
-    name: str = "slurm"
     ahead: int | None = None
 
     def __init__(self, order: Order, *, workers: int, parameters: Parameters, gpus: bool) -> None:
@@ -220,7 +219,7 @@ class SlurmExecutor:
         if saved:
             self._cancel([job])
             return [Done(FIRST, len(job.keys)) for job in running.jobs]
-        return [Lost(FIRST, f"job {job.job_id} is {job.state.lower()}; its log is {job.paths.stderr}")]
+        return [Lost(FIRST, f"Slurm job {job.job_id} is {job.state.lower()}; its log is {job.paths.stderr}")]
 
     def _last_words(self, worker: str, running: _Running, events: list[Event]) -> Iterator[Event]:
         done = [event for event in events if isinstance(event, Done)]
@@ -233,9 +232,9 @@ class SlurmExecutor:
                 yield replace(event, worker=worker)
 
     def stop(self, seconds: float) -> None:
-        """Cancel the Slurm jobs; their workers save their rows first.
+        """Cancel the Slurm jobs, whose workers then save their rows. Wait up to `seconds` for the Slurm jobs to end.
 
-        Then remove submitit's folder, if all jobs were done and no worker was lost.
+        Then remove submitit's folder, if every submitted share had ended before the call and no worker was lost.
         """
         deadline = time.monotonic() + seconds
         self._cancel_all()

@@ -45,7 +45,7 @@ def minutes(parameters: Parameters) -> int:
 
 
 def names_gpus(parameters: Parameters) -> bool:
-    """Return whether a parameter states the GPUs of a Slurm job. If none does, a run on GPUs asks for one per job."""
+    """Return whether a parameter states a Slurm job's GPUs. If none does, a run on GPUs asks for one per Slurm job."""
     return any(name.startswith(_GPUS) for name in parameters)
 
 
@@ -53,7 +53,7 @@ def for_submitit(parameters: Parameters, valid: Iterable[str], *, gpus: bool) ->
     """Return the arguments for submitit's `AutoExecutor.update_parameters`.
 
     valid: names of parameters that submitit knows; submitit passes all other parameters to sbatch unchanged. gpus:
-    whether a job needs a GPU.
+    whether a Slurm job needs a GPU.
     """
     given: dict[str, Any] = {
         name: list(values) if name in LINES else _typed(values[0])

@@ -1,23 +1,44 @@
-"""Ask a judge until its reply can be parsed.
-
-If no judge is set, or no reply can be parsed, the answer gets a score without a value.
-"""
+"""Ask a judge until its reply can be parsed."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from kvbench.scoring.boxed import after_thinking
-from kvbench.scoring.judge.api import Judge
-from kvbench.task import Score
+from kvbench.scoring.judge.api import Judge, JudgeError
+from kvbench.scoring.judge.settings import connect
+from kvbench.task import Score, Services
 
 TRIES = 2  # requests until a reply holds a verdict
 NO_JUDGE = Score(value=None, status="unscored", note="no judge was asked; 'kvbench score RUN --judge URL' asks one")
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def judged(grade: Callable[Concatenate[Judge, P], T]) -> Callable[Concatenate[Services, P], T | Score]:
+    """Return `grade` as a function that takes a run's `Services` in place of the judge, and connects to the judge that
+    they name.
+
+    This function returns a score without a value if no judge is set or a request to the judge fails. It raises
+    KeyRefused, SetupError if a local judge cannot be used, and the errors of `connect` for invalid settings.
+    """
+
+    @functools.wraps(grade)
+    def by_services(services: Services, /, *args: P.args, **kwargs: P.kwargs) -> T | Score:
+        judge = connect(services)
+        if judge is None:
+            return NO_JUDGE
+        try:
+            return grade(judge, *args, **kwargs)
+        except JudgeError as error:
+            return failed(str(error))
+
+    return by_services
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +68,7 @@ def ask(judge: Judge, prompt: tuple[Any, ...], read: Callable[[str], T | None]) 
 
 
 def judged_by(judge: str, mode: str) -> dict[str, str | bool | None]:
-    """Return {"judge": text}, the row's column of this name.
-
-    The text holds the judge model's name (`judge`), today's date (UTC), and how the model judged (`mode`).
-    """
+    """Return the row's column "judge": the judge model's name, today's date (UTC) and how the model judged (`mode`)."""
     return {"judge": f"{judge}, {datetime.now(UTC):%Y-%m-%d}, {mode}"}
 
 

@@ -11,14 +11,13 @@ from __future__ import annotations
 import re
 
 from kvbench.errors import UserError
-from kvbench.scoring.judge.api import JudgeError
-from kvbench.scoring.judge.asking import NO_JUDGE, ask, failed, judged_by
+from kvbench.scoring.judge.api import Judge
+from kvbench.scoring.judge.asking import ask, failed, judged, judged_by
 from kvbench.scoring.judge.prompts import Answers
-from kvbench.scoring.judge.settings import connect
 from kvbench.scoring.literals import literals
 from kvbench.sources import image_files
 from kvbench.sources.data import BUNDLED
-from kvbench.task import IMAGE, Doc, Score, Services
+from kvbench.task import IMAGE, Doc, Score
 
 FILE = BUNDLED / "mmdu" / "judge_prompt.txt"
 SYSTEM = "You are a helpful assistant."
@@ -36,24 +35,22 @@ _VERDICT = re.compile(rf"\{{([^{{}}]*{OVERALL}[^{{}}]*)\}}")
 Scores = dict[str, float]  # dimension -> its score
 
 
-def rate_dialogue(services: Services, doc: Doc, answers: Answers) -> Score:
+@judged
+def rate_dialogue(judge: Judge, doc: Doc, answers: Answers) -> Score:
     """Return the judge's scores of a dialogue: value = mean overall score / 10, aux: the mean on each of 6 dimensions.
 
     Aux `overall_1`, ... has each turn's overall score, `rated` the number of turns with scores, `invalid` the number of
-    the judge's replies without scores. The score has no value if no judge is set, a request fails, an image cannot be
-    read, or no turn has scores. Raises KeyRefused. Raises SetupError if a local judge cannot be used, if the dialogue
-    has images and the judge is local (a local judge reads no images), or if Pillow is missing for images.
+    the judge's replies without scores. The score has no value if an image cannot be read or no turn has scores. Raises
+    SetupError if the dialogue has images and the judge is local (a local judge reads no images), or if Pillow is
+    missing for images.
     """
-    judge = connect(services)
-    if judge is None:
-        return NO_JUDGE
     try:
         images = [image_files.encoded(image) for turn in doc.turns for image in turn.images]
         asked = [
             ask(judge, (SYSTEM, _prompt(doc, answers, turn), images, MAX_TOKENS), _scores)
             for turn in range(len(doc.turns))
         ]
-    except (JudgeError, UserError) as error:  # UserError: an image that is missing, broken or changed
+    except UserError as error:  # an image that is missing, broken or changed
         return failed(str(error))
     rated = {turn: a.value for turn, a in enumerate(asked, 1) if a.value is not None}
     if not rated:

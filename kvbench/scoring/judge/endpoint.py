@@ -17,14 +17,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import httpx
+import tenacity
 
 from kvbench.console.redact import HIDDEN, SHORTEST, redact_text
 from kvbench.errors import quote
 from kvbench.scoring.judge.api import MAX_TOKENS, JudgeError, KeyRefused, Reply, messages
-
-if TYPE_CHECKING:
-    import httpx
 
 BODY_LIMIT = 4 * 1024 * 1024  # bytes; a reply of 4096 tokens has about 20 kB
 REFUSED = (401, 403)
@@ -34,12 +34,7 @@ SHOWN = 200  # characters of a server's text that a message quotes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """A judge that is asked through a server's OpenAI-compatible address.
-
-    key_env: the environment variable with the API key. seconds: limit of one try. tries: most tries per request. pause:
-    seconds between the first two tries. longest_pause: most seconds between two tries. through_proxy: use the
-    environment's proxy.
-    """
+    """A judge that is asked through a server's OpenAI-compatible address."""
 
     url: str  # base URL, with or without the final ``/chat/completions``
     model: str
@@ -51,8 +46,6 @@ class Endpoint:
     through_proxy: bool = True  # use the proxy of the environment (HTTPS_PROXY), if there is one
 
     def ask(self, system: str, user: str, images: Sequence[bytes] = (), max_tokens: int = MAX_TOKENS) -> Reply:
-        import tenacity
-
         request = {
             "model": self.model,
             "messages": messages(system, user, images),
@@ -80,25 +73,21 @@ class Endpoint:
 
     def _try(self, request: Mapping[str, Any]) -> Reply:
         """Send the request once. Raises JudgeError, KeyRefused, and _TryAgain for a failure that may pass."""
-        import httpx
-
         try:
-            answer = asyncio.run(self._post(request))
+            status, headers, body = asyncio.run(self._post(request))
         except TimeoutError:
             raise _TryAgain(f"no response within {self.seconds:g} s") from None
         except (httpx.HTTPError, OSError) as error:  # their texts may quote the server
             raise _TryAgain(f"no connection ({type(error).__name__})") from None
-        if answer.status in PASSING or answer.status >= 500:
-            raise _TryAgain(f"HTTP status {answer.status}", _retry_after(answer.headers))
-        return self._read(answer)
+        if status in PASSING or status >= 500:
+            raise _TryAgain(f"HTTP status {status}", _retry_after(headers))
+        return self._read(status, body)
 
-    async def _post(self, request: Mapping[str, Any]) -> _Response:
-        """Send the request and return the server's response.
+    async def _post(self, request: Mapping[str, Any]) -> tuple[int, Mapping[str, str], str]:
+        """Send the request and return the status, headers and body of the server's response.
 
         Uses asyncio, whose time limit covers connection, headers and body together.
         """
-        import httpx
-
         address = f"{self.url.rstrip('/').removesuffix('/chat/completions')}/chat/completions"
         headers = {"Accept-Encoding": "identity"}  # a compressed body could unpack to more than BODY_LIMIT
         async with (
@@ -111,7 +100,7 @@ class Endpoint:
                 body += chunk
                 if len(body) > BODY_LIMIT:
                     raise JudgeError(f"the judge's response has more than the limit of {BODY_LIMIT >> 20} MiB")
-            return _Response(response.status_code, response.headers, self._hide(body.decode(errors="replace")))
+            return response.status_code, response.headers, self._hide(body.decode(errors="replace"))
 
     def _sign(self, request: httpx.Request) -> httpx.Request:
         if key := self._key():
@@ -121,27 +110,27 @@ class Endpoint:
     def _key(self) -> str:
         return os.environ.get(self.key_env, "").strip()
 
-    def _read(self, answer: _Response) -> Reply:
+    def _read(self, status: int, body: str) -> Reply:
         """Return the judge's reply in a server's response.
 
         Raises JudgeError if the response holds no reply, KeyRefused for a refused key.
         """
-        if answer.status in REFUSED:
+        if status in REFUSED:
             refused, empty = f"refused the key in {self.key_env}", f"needs a key, but {self.key_env} is empty"
             said = refused if self._key() else empty
             raise KeyRefused(
-                f"the judge {said} (HTTP status {answer.status}). Answers are saved; set a valid key, then "
+                f"the judge {said} (HTTP status {status}). Answers are saved; set a valid key, then "
                 "'kvbench score RUN' scores them."
             )
-        if 300 <= answer.status < 400:
+        if 300 <= status < 400:
             raise JudgeError(
-                f"the judge's address redirects (HTTP status {answer.status}); redirects are not followed, so give "
+                f"the judge's address redirects (HTTP status {status}); redirects are not followed, so give "
                 "--judge the final address"
             )
-        parsed = _parse(answer.body)
-        if answer.status != 200:
+        parsed = _parse(body)
+        if status != 200:
             said = self._clean(_at(parsed, "error", "message"))
-            raise JudgeError(f"the judge answered with HTTP status {answer.status}{said and f': {quote(said)}'}")
+            raise JudgeError(f"the judge answered with HTTP status {status}{said and f': {quote(said)}'}")
         text = _at(parsed, "choices", 0, "message", "content")
         if not isinstance(text, str):
             raise JudgeError("the judge's response is not a chat completion with a text")
@@ -168,13 +157,6 @@ class _TryAgain(Exception):
     def __init__(self, reason: str, retry_after: float = 0.0) -> None:
         super().__init__(reason)
         self.retry_after = retry_after
-
-
-@dataclass(frozen=True, slots=True)
-class _Response:
-    status: int
-    headers: Mapping[str, str]
-    body: str
 
 
 def _parse(body: str) -> Any:

@@ -1,9 +1,10 @@
 """Score a conversation by a judge: the judge rates each answer, or sees it beside a baseline's answer to the same
 turn, in both orders, and says which is better.
 
-A score is the mean over the turns that have a verdict. After a reply without a verdict the judge gets the same request
-once more; after a second such reply the turn has no verdict. Aux `invalid` counts all replies without a verdict. A
-rating outside 1 to 10 is no verdict. (FastChat accepts such a rating, although its prompt limits the scale to 1 to 10.)
+A score is the mean over the turns that have a verdict; it has no value if no turn has one. After a reply without a
+verdict the judge gets the same request once more; after a second such reply the turn has no verdict. Aux `invalid`
+counts all replies without a verdict. A rating outside 1 to 10 is no verdict. (FastChat accepts such a rating, although
+its prompt limits the scale to 1 to 10.)
 """
 
 from __future__ import annotations
@@ -12,48 +13,34 @@ from collections.abc import Callable
 from typing import Literal
 
 from kvbench.scoring.judge import parse, prompts
-from kvbench.scoring.judge.api import Judge, JudgeError
-from kvbench.scoring.judge.asking import NO_JUDGE, Asked, ask, failed, judged_by
+from kvbench.scoring.judge.api import Judge
+from kvbench.scoring.judge.asking import Asked, ask, failed, judged, judged_by
 from kvbench.scoring.judge.prompts import Answers
-from kvbench.scoring.judge.settings import connect
-from kvbench.task import Doc, Score, Services
+from kvbench.task import Doc, Score
 
 LOWEST, HIGHEST = 1.0, 10.0
 OUTCOMES = {1.0: "win", 0.5: "tie", 0.0: "loss"}
 
 
-def rate(services: Services, doc: Doc, answers: Answers) -> Score:
+@judged
+def rate(judge: Judge, doc: Doc, answers: Answers) -> Score:
     """Return the judge's ratings of a conversation: value = mean rating / 10, aux `rating_1`, ... = each turn's rating.
 
-    A turn without a rating from 1 to 10 has no aux value. Aux `invalid` has the number of the judge's replies without
-    such a rating. If no judge is set, the judge fails, or no turn has a rating, the score has no value. Raises
-    KeyRefused; SetupError if a local judge cannot be used.
+    A turn without a rating has no aux value. `judged` makes the caller pass a run's `Services` in place of `judge`.
     """
-    judge = connect(services)
-    if judge is None:
-        return NO_JUDGE
-    try:
-        asked = [ask(judge, prompts.single(doc, answers, turn), _rating) for turn in range(len(doc.turns))]
-    except JudgeError as error:
-        return failed(str(error))
+    asked = [ask(judge, prompts.single(doc, answers, turn), _rating) for turn in range(len(doc.turns))]
     return _score(asked, "rating", scale=HIGHEST, label="{:g}".format, mode="single")
 
 
-def compare(services: Services, doc: Doc, answers: Answers, baseline: Answers) -> Score:
+@judged
+def compare(judge: Judge, doc: Doc, answers: Answers, baseline: Answers) -> Score:
     """Let the judge compare each turn's answer with the baseline's; return the mean outcome: win 1, tie 0.5, loss 0.
 
     The judge sees both answers in both orders (FastChat's pairwise-baseline). Different verdicts in the two orders are
     a tie; if one order has no verdict, the turn has none. If the answers to a turn and to all earlier turns equal the
     baseline's, the turn is a tie without a request. Aux `outcome_1`, ... has the outcome of each turn with a verdict.
-    If no judge is set, the judge fails, or no turn has a verdict, the score has no value. Raises as `rate` does.
     """
-    judge = connect(services)
-    if judge is None:
-        return NO_JUDGE
-    try:
-        asked = [_both_orders(judge, doc, answers, baseline, turn) for turn in range(len(doc.turns))]
-    except JudgeError as error:
-        return failed(str(error))
+    asked = [_both_orders(judge, doc, answers, baseline, turn) for turn in range(len(doc.turns))]
     return _score(asked, "outcome", scale=1.0, label=OUTCOMES.__getitem__, mode="pair")
 
 

@@ -85,8 +85,8 @@ class LocalJudge:
             return tokenizer, model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         except torch.OutOfMemoryError:
             raise SetupError(
-                f"the judge {quote(self.folder)} does not fit into memory. Give a smaller judge; after a run with "
-                "--judge none, 'kvbench score RUN' loads the judge without the model under test."
+                f"the judge {quote(self.folder)} does not fit into memory. Give a smaller judge; or run with --judge "
+                "none, then 'kvbench score RUN', which loads the judge without the model under test."
             ) from None
         except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
             first = (words(error).splitlines() or [""])[0]

@@ -11,18 +11,16 @@ import re
 
 _NUMBER = r"(\d+\.?\d*)"
 _RATINGS = (re.compile(rf"\[\[{_NUMBER}\]\]"), re.compile(rf"\[{_NUMBER}\]"))
-INVALID = -1.0
-VERDICTS = {"[[A]]": "A", "[[B]]": "B", "[[C]]": "tie"}  # searched in this order
-NO_VERDICT = "error"
+_VERDICTS = {"[[A]]": "A", "[[B]]": "B", "[[C]]": "tie"}  # searched in this order
 
 
 def rating(text: str) -> float:
     """Return the rating in a judge's reply: the number in the first ``[[x]]``, else in the first ``[x]``, else -1."""
     match = next((m for pattern in _RATINGS if (m := pattern.search(text))), None)
-    return float(match[1]) if match else INVALID
+    return float(match[1]) if match else -1.0
 
 
 def verdict(text: str) -> str:
     """Return "A" if ``[[A]]`` occurs in a judge's reply, else "B" if ``[[B]]`` occurs, else "tie" if ``[[C]]`` occurs,
     else "error"."""
-    return next((name for mark, name in VERDICTS.items() if mark in text), NO_VERDICT)
+    return next((name for mark, name in _VERDICTS.items() if mark in text), "error")

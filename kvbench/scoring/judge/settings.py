@@ -1,8 +1,8 @@
 """Check a run's judge settings and make its judge.
 
 Every request to an address reads the key from the environment variable `Services.judge_key_env`; kvbench never stores
-the key. The judge's address must be https, except on this machine. An error message that refuses an address shows it
-with possible secrets hidden.
+the key. The judge's address must be https, except on this machine. An error message that shows a refused address hides
+possible secrets in it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import threading
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
+from kvbench.console.redact import redact_text
 from kvbench.errors import SetupError, UserError, quote
 from kvbench.scoring.judge.api import Judge
 from kvbench.task import Services, Task
@@ -34,7 +35,7 @@ _lock = threading.Lock()
 def check(services: Services, task: Task) -> None:
     """Check the judge's settings in `services` without a request. task: a task that needs the judge.
 
-    Raises UserError for invalid settings, SetupError if httpx, tenacity or the model of a local judge is missing.
+    Raises UserError for invalid settings, SetupError if httpx, tenacity or the folder of a local judge is missing.
     """
     if services.judge is None:
         raise UserError(
@@ -84,7 +85,7 @@ def _make(judge: str, services: Services) -> Judge:
         from kvbench.scoring.judge.local import LocalJudge
 
         return LocalJudge(Path(judge.removeprefix(LOCAL)).expanduser())
-    from kvbench.scoring.judge.endpoint import Endpoint  # imports asyncio: only for runs that ask a judge
+    from kvbench.scoring.judge.endpoint import Endpoint  # imports asyncio and httpx: only for runs that ask a judge
 
     return Endpoint(
         url=judge,
@@ -100,8 +101,6 @@ def _is_none(judge: str) -> bool:
 
 def _address(judge: str) -> SplitResult:
     """Return the parts of a judge's URL. Raises UserError for an invalid or unsafe URL."""
-    from kvbench.console.redact import redact_text
-
     shown = quote(redact_text(judge))
     try:
         parts = urlsplit(judge)
@@ -110,8 +109,8 @@ def _address(judge: str) -> SplitResult:
         usable = False
     if not usable or not _WORD.fullmatch(judge):
         raise UserError(
-            f"--judge {shown} is not an address: give the base URL of an OpenAI-compatible endpoint such as "
-            "https://api.openai.com/v1, local:FOLDER, or none."
+            f"--judge {shown} is not an address: give local:FOLDER, the word 'none' for no judge, or the base URL of "
+            "an OpenAI-compatible endpoint such as https://api.openai.com/v1."
         )
     if "@" in parts.netloc:
         raise UserError(NO_ARGV)
@@ -147,8 +146,6 @@ def _check_key(name: str, loopback: bool) -> None:
                 "Set the variable to the key alone."
             )
         return
-    from kvbench.console.redact import redact_text
-
     if not _VARIABLE.fullmatch(name) or redact_text(name) != name:
         raise UserError(NO_ARGV)  # the setting holds a key instead of a variable's name
     if not loopback or name != Services().judge_key_env:
@@ -164,4 +161,4 @@ def _check_folder(name: str) -> None:
     settings = folder / "tokenizer_config.json"
     text = settings.read_text(encoding="utf-8", errors="replace") if settings.is_file() else ""
     if '"chat_template"' not in text and not (folder / "chat_template.jinja").is_file():
-        raise UserError(f"--judge {quote(LOCAL + name)}: its tokenizer has no chat template; give a chat model.")
+        raise UserError(f"--judge {quote(LOCAL + name)}: the tokenizer has no chat template; give a chat model.")

@@ -8,36 +8,28 @@ counts such a reply as wrong.)
 
 from __future__ import annotations
 
-import functools
 import json
 
-from kvbench.scoring.judge.api import JudgeError
-from kvbench.scoring.judge.asking import NO_JUDGE, ask, failed, judged_by
-from kvbench.scoring.judge.settings import connect
+from kvbench.scoring.judge.api import Judge
+from kvbench.scoring.judge.asking import ask, failed, judged, judged_by
 from kvbench.sources.data import BUNDLED
-from kvbench.task import Score, Services
+from kvbench.task import Score
 
 FILE = BUNDLED / "longmemeval" / "judge_prompts.json"
 MAX_TOKENS = 10  # most tokens of a reply, as in the released script
 ABSTENTION, ANSWER = "abstention", "answer"  # names of prompts; all other prompts have the names of types of questions
 
 
-def verdict(services: Services, kind: str, question: str, reference: str, response: str) -> Score:
+@judged
+def verdict(judge: Judge, kind: str, question: str, reference: str, response: str) -> Score:
     """Return a score of 1 if the judge finds a model's `response` to a question right, 0 if wrong.
 
-    If no judge is set, the judge fails, or no reply says yes or no, the score has no value. kind: the type of the
-    question, or `ABSTENTION` for a question without an answer; a type without a prompt of its own gets the prompt
-    `ANSWER`. Raises KeyRefused; SetupError if a local judge cannot be used.
+    kind: the type of the question, or `ABSTENTION` for a question without an answer; a type without a prompt of its own
+    gets the prompt `ANSWER`.
     """
-    judge = connect(services)
-    if judge is None:
-        return NO_JUDGE
-    prompts = _prompts()
+    prompts: dict[str, str] = json.loads(FILE.read_text(encoding="utf-8"))
     text = prompts.get(kind, prompts[ANSWER]).format(question=question, answer=reference, response=response)
-    try:
-        asked = ask(judge, ("", text, (), MAX_TOKENS), _right)
-    except JudgeError as error:
-        return failed(str(error))
+    asked = ask(judge, ("", text, (), MAX_TOKENS), _right)
     if asked.value is None:
         return failed("the judge's replies say neither yes nor no")
     aux = {"invalid": float(asked.invalid)}
@@ -47,9 +39,3 @@ def verdict(services: Services, kind: str, question: str, reference: str, respon
 def _right(reply: str) -> float | None:
     said = reply.lower()
     return 1.0 if "yes" in said else 0.0 if "no" in said else None
-
-
-@functools.cache
-def _prompts() -> dict[str, str]:
-    prompts: dict[str, str] = json.loads(FILE.read_text(encoding="utf-8"))
-    return prompts

@@ -18,7 +18,7 @@ _OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": oper
 
 
 def score_countdown(text: str, numbers: Sequence[int], target: int, search: str) -> dict[str, float]:
-    """Score an output; the scorer is LongProc's `eval_countdown`.
+    """Score an output as LongProc's `eval_countdown` does.
 
     numbers: the numbers that the equations may use. search: the right search procedure: a first line, then one action
     per line. If the first line of the output's procedure differs, the partial score is 0. Otherwise the partial score

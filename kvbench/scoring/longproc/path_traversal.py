@@ -10,11 +10,11 @@ from kvbench.scoring.longproc.tags import between, result
 
 
 def score_route(text: str, reference: str) -> dict[str, float]:
-    """Score the route between ``<Route>`` tags; the scorer is LongProc's `eval_path_traversal`.
+    """Score the route between ``<Route>`` tags as LongProc's `eval_path_traversal` does.
 
-    As in `eval_path_traversal`, the partial score counts the first wrong line as if it were right. An output with a
-    route therefore always has a partial score above 0. If one route is the beginning of the other, no line is wrong,
-    and all lines of the shorter route are counted. reference: the lines of the right route.
+    The partial score counts the first wrong line as if it were right. An output with a route therefore always has a
+    partial score above 0. If one route is the beginning of the other, no line is wrong, and all lines of the shorter
+    route are counted. reference: the lines of the right route.
     """
     route = between(text, "Route")
     if route is None:

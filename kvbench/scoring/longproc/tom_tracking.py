@@ -15,11 +15,11 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation + "’")
 
 
 def score_trace(text: str, reference: str) -> dict[str, float]:
-    """Score the lines of an output that begin with a hyphen; the scorer is LongProc's `eval_tom_tracking`.
+    """Score the lines of an output that begin with a hyphen, as LongProc's `eval_tom_tracking` does.
 
-    As in `eval_tom_tracking`, an indented line counts only if it is the first line with a hyphen, and extraction_rate
-    is always 1. reference: the right trace. The partial score is the share of the lines of the right trace that the
-    output repeats before its first wrong line.
+    An indented line counts only if it is the first line with a hyphen; extraction_rate is always 1. reference: the
+    right trace. The partial score is the share of the lines of the right trace that the output repeats before its first
+    wrong line.
     """
     steps, wanted = _steps(text), _steps(reference)
     if steps == wanted:

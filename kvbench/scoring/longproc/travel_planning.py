@@ -4,23 +4,21 @@ partial score rates the search procedure."""
 from __future__ import annotations
 
 import re
-import string
 from collections.abc import Sequence
 
 from kvbench.scoring.longproc.tags import between, result
+from kvbench.scoring.words import plain_words
 
 PROCEDURE = "<Solving Procedure>"
 _VISIT = re.compile(r"\d+-\d+")
 _FLIGHT = re.compile(r".*Day (\d+).*from (\w+) to (\w+)")
 _TOTAL = re.compile(r"European cities for (\d+) days")
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 Stay = tuple[str, int]  # a city and the days there
 
 
 def score_plan(text: str, stays: Sequence[Stay], procedure: str) -> dict[str, float]:
-    """Score an output; the scorer is LongProc's `eval_travel_planning`, which parses plans as NATURAL PLAN does.
+    """Score an output as LongProc's `eval_travel_planning` does, which parses plans as NATURAL PLAN does.
 
     stays: the right plan; an output's plan is right if it begins with these stays. procedure: the right answer, from
     the line ``<Solving Procedure>`` to the plan. For a wrong plan the partial score is the share of the lines of
@@ -73,8 +71,4 @@ def _lines(text: str) -> list[str]:
     text = text.replace("Output the plan in the required format:", "")
     if PROCEDURE in text:
         text = PROCEDURE + text.split(PROCEDURE)[1]
-    return [_plain(line) for line in text.strip().split("\n") if line.strip()]
-
-
-def _plain(line: str) -> str:
-    return " ".join(_ARTICLES.sub(" ", line.rstrip().lower().translate(_PUNCTUATION)).split())
+    return [" ".join(plain_words(line)) for line in text.strip().split("\n") if line.strip()]

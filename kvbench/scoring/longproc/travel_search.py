@@ -20,7 +20,10 @@ class Visit:
     city: str
     first: int
     last: int
-    days: int
+
+    @property
+    def days(self) -> int:
+        return self.last - self.first + 1
 
 
 class Search:
@@ -36,7 +39,8 @@ class Search:
         self._count = int(row["num_cities"])
         self._flights = {tuple(pair) for pair in row["connected_cities"]}
         fixed = [rule for rule in rules if rule["type"] == "fixed"]
-        self._fixed = sorted((_fixed_visit(rule) for rule in fixed), key=lambda visit: visit.first)
+        visits = (Visit(rule["city"], int(rule["start_day"]), int(rule["end_day"])) for rule in fixed)
+        self._fixed = sorted(visits, key=lambda visit: visit.first)
         named = {visit.city for visit in self._fixed}
         durations = [(rule["city"], int(rule["num_days"])) for rule in rules if rule["type"] == "duration"]
         self._free = [pair for pair in durations if pair[0] not in named]
@@ -95,7 +99,7 @@ class Search:
             f"No. Consider possible options from cities needing arrangement: {names} and explore these options in "
             "order.",
         )
-        return [Visit(city, day, day + days - 1, days) for city, days in free]
+        return [Visit(city, day, day + days - 1) for city, days in free]
 
     def _fits(self, visit: Visit, plan: tuple[Visit, ...], depth: int) -> bool:
         """Return whether a visit fits after a plan. Add the check to the lines of the search, indented by `depth`.
@@ -129,14 +133,8 @@ class Search:
 
     def _ends_before(self, visit: Visit, after: Visit, depth: int) -> bool:
         late = visit.last > after.first
-        relation, verdict = (
-            ("later than (>)", "incompatible. Drop this branch")
-            if late
-            else (
-                "not later than (<=)",
-                "compatible",
-            )
-        )
+        relation = "later than (>)" if late else "not later than (<=)"
+        verdict = "incompatible. Drop this branch" if late else "compatible"
         self._say(
             depth,
             f"The departure day of {visit.city} is Day {visit.last}. The arrival day of {after.city} is Day "
@@ -163,11 +161,6 @@ def solution(row: Mapping[str, Any]) -> str:
             *("<Plan>", *plan, "</Plan>"),
         ]
     )
-
-
-def _fixed_visit(rule: Mapping[str, Any]) -> Visit:
-    first, last = int(rule["start_day"]), int(rule["end_day"])
-    return Visit(rule["city"], first, last, last - first + 1)
 
 
 def _span(visit: Visit) -> str:

@@ -1,6 +1,6 @@
-"""Run model-written programs in isolation. A tier (module `tiers`) is one way to isolate them; tier none does not.
+"""Run model-written programs in isolation. A tier (module `tiers`) is one way to isolate programs.
 
-The module `selection` picks the strongest tier that works on this machine.
+The tier "none" does not isolate. The module `selection` picks the strongest tier that works on this machine.
 
 A box is a group of isolated processes: a driver and the programs that it starts. The module `box` controls it from
 outside.

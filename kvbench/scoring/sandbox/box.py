@@ -6,8 +6,7 @@ process, or `open` starts the program in a process that answers requests (`ask`)
 A request to the driver consists of these parts: kind, wall-clock limit in ms, CPU limit in seconds, output limit in
 bytes, length of the data, data. For the kinds see `kvbench.scoring.sandbox.inside.driver`. A reply has a state, the
 exit code, wall-clock time, peak memory, and three byte strings: the answer, standard output and standard error. The
-strings' lengths are checked before the strings are read. The program's output stays bytes until the caller decodes it.
-Expected outputs never enter a box.
+strings' lengths are checked before the strings are read.
 """
 
 from __future__ import annotations
@@ -89,7 +88,6 @@ class Box:
                     start_new_session=True,
                 )
         except OSError as error:
-            self._errors.close()
             self._clean()
             raise BoxError(f"a box of tier {tier.name} cannot be started: {error.strerror or error}") from None
         assert self._process.stdin is not None
@@ -119,12 +117,12 @@ class Box:
         """
         return self._talk(b"N", stdin, seconds, cpu=math.ceil(seconds) + 1, output=output)
 
-    def open(self, *, seconds: float, total: float, output: int | None = None) -> Outcome:
+    def open(self, *, seconds: float, total: float) -> Outcome:
         """Start the program in a process that answers requests (`ask`).
 
         seconds: limit of wall-clock time for the start. total: limit of processor time of the process, in seconds.
         """
-        return self._talk(b"O", b"", seconds, cpu=math.ceil(total) + 1, output=output)
+        return self._talk(b"O", b"", seconds, cpu=math.ceil(total) + 1)
 
     def ask(self, question: bytes, *, seconds: float, output: int | None = None) -> Outcome:
         """Send a request to the open process; any status but "answered" means that the process has ended."""
@@ -146,7 +144,6 @@ class Box:
         except subprocess.TimeoutExpired:
             self.tier.stop(process)
             process.wait()
-        self._errors.close()
         self._clean()
 
     def __enter__(self) -> Box:
@@ -174,6 +171,7 @@ class Box:
         )
 
     def _clean(self) -> None:
+        self._errors.close()
         if self._folder:
             remove_tree(self._folder)
 
@@ -210,9 +208,9 @@ class Box:
 
 @contextlib.contextmanager
 def _stack(size: int) -> Iterator[None]:
-    """Set the stack limit, in bytes, while the block starts a process.
+    """Set the limit of this process's stack to `size` bytes inside the ``with`` block, which starts a child process.
 
-    The limit must be set before the process starts, because the kernel places the process's stack at the start.
+    The child inherits the limit. The kernel places the child's stack at the start, so a later limit would not help.
     """
     with _stack_lock:
         soft, hard = resource.getrlimit(resource.RLIMIT_STACK)

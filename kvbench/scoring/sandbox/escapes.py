@@ -32,10 +32,7 @@ def silent(outcome: Outcome) -> str:
 
 
 def ends(status: str, within: float) -> Check:
-    """Return a check that a program ended with `status` within `within` seconds.
-
-    The check returns the problem, or "" if there is none.
-    """
+    """Return a check that a program ended with `status` within `within` seconds."""
 
     def check(outcome: Outcome) -> str:
         if outcome.status != status:

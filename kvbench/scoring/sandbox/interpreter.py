@@ -1,7 +1,7 @@
 """Find the files of the running Python that a box must contain.
 
 A box contains the interpreter without installed packages, so `import kvbench` fails there. A task may allow packages by
-name; only these are added.
+name; the box then contains these packages too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pathlib import Path
 
 STORES = ("/nix/store", "/gnu/store")  # one folder per package
 _SYSTEM = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", *STORES)
-INSTALLED = ("site-packages", "dist-packages")
 
 
 def program() -> str:
@@ -50,7 +49,7 @@ def installed(folder: str) -> list[str]:
     """Return the folders with installed packages, of any Python 3 version, below a library folder."""
     return [
         path
-        for name in INSTALLED
+        for name in ("site-packages", "dist-packages")
         for path in glob.glob(f"{glob.escape(folder)}/python3*/{name}")
         if os.path.isdir(path) and not os.path.islink(path)
     ]

@@ -7,11 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of one program's resources.
-
-    memory, stack: bytes. threads, files: how many at a time. file_bytes: bytes of one written file. output: bytes of
-    standard output, and as many of standard error.
-    """
+    """The limits of one program's resources."""
 
     memory: int = 1 << 30  # bytes of address space; the program cannot fork, so this bounds its total memory
     stack: int = 256 << 20  # bytes of the first thread's stack; 40,000 nested calls through C code fit

@@ -1,12 +1,8 @@
-"""A lockdown as data: the arguments that start a box, and the steps by which a program's process gives up its rights.
-
-Tests omit one part at a time and check that the self-test notices the omission.
-"""
+"""A lockdown as data: the arguments that start a box, and the steps by which a program's process gives up rights."""
 
 from __future__ import annotations
 
 import base64
-import dataclasses
 import os
 import platform
 import secrets
@@ -16,7 +12,6 @@ from typing import Any
 
 from kvbench.scoring.sandbox import interpreter, seccomp
 from kvbench.scoring.sandbox.limits import Limits
-from kvbench.scoring.sandbox.syscalls import FAMILIES
 
 NEEDED = "needed"  # label of arguments without which a box cannot start
 FIRST_USER, USERS = 60000, 5000  # root runs programs as one of these uids
@@ -31,32 +26,8 @@ class Plan:
 
     outer: tuple[tuple[str, tuple[str, ...]], ...] = ()  # named arguments of the command that starts the box
     inner: tuple[Step, ...]  # steps of the child before it runs the program
-    opened: frozenset[str] = (
-        frozenset()
-    )  # families of system calls that the filter allows: `exec` for binaries, others only in tests
-
-    def parts(self) -> list[str]:
-        """Return the names of the parts that `without` can omit, such as "--unshare-net" and "limit AS".
-
-        The arguments without which no box starts (labelled NEEDED) are not among them.
-        """
-        names = [name for name, _ in self.outer if name != NEEDED] + [_label(step) for step in self.inner]
-        if "seccomp" in names:
-            foreign = [seccomp.FOREIGN] if machine() == "x86_64" else []
-            names += [f"seccomp {family}" for family in (*FAMILIES, *foreign)]
-        return names
-
-    def without(self, part: str) -> Plan:
-        """Return this lockdown without the part of this name.
-
-        A part such as "seccomp fork" refuses a family of system calls. Without that part, the filter allows the family.
-        """
-        if part.startswith("seccomp "):
-            return dataclasses.replace(self, opened=self.opened | {part.removeprefix("seccomp ")})
-        outer = tuple(group for group in self.outer if group[0] != part)
-        inner = tuple(step for step in self.inner if _label(step) != part)
-        assert (outer, inner) != (self.outer, self.inner), part
-        return dataclasses.replace(self, outer=outer, inner=inner)
+    # Families of system calls that the filter allows: `exec` for binaries, others only in tests.
+    opened: frozenset[str] = frozenset()
 
     def arguments(self) -> list[str]:
         return [argument for _, group in self.outer for argument in group]
@@ -78,8 +49,8 @@ def machine() -> str:
 def limits(of: Limits, threads: int | None) -> list[Step]:
     """Return the steps that set resource limits.
 
-    The step for processor time holds the placeholder 0; each run of a program replaces it by its own limit. threads:
-    the most threads that the user may run in all processes together; None: no such limit.
+    The step for processor time holds the placeholder 0, which the limit of each program run replaces. threads: the most
+    threads that the user may run in all processes together; None: no such limit.
     """
     sizes = {"AS": of.memory, "STACK": of.stack, "CPU": 0, "FSIZE": of.file_bytes, "NOFILE": of.files, "CORE": 0}
     if threads is not None:
@@ -123,9 +94,5 @@ def own_tasks() -> int:
 
 
 def _filter(opened: frozenset[str]) -> list[Any]:
-    built = seccomp.build(machine(), opened)
-    return [base64.b64encode(built.program).decode(), list(built.pid_offsets)]
-
-
-def _label(step: Step) -> str:
-    return f"limit {step[1][0]}" if step[0] == "limit" else step[0]
+    program, offsets = seccomp.build(machine(), opened)
+    return [base64.b64encode(program).decode(), offsets]

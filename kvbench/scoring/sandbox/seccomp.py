@@ -3,7 +3,7 @@
 The filter is an allow-list. A call that it does not allow fails with EPERM. Exceptions: clone3, openat2 and calls newer
 than kvbench's table of calls fail with ENOSYS; calls by another convention (i386, x32) end the process. `RULES` allow a
 call only with some arguments: threads but no processes, signals to the program itself, socket pairs but no sockets.
-The lockdown writes the program's process id at `pid_offsets`.
+The lockdown writes the program's process id into the filter.
 
 The filter is classic BPF, assembled here (``linux/filter.h``, ``linux/seccomp.h``), because libraries for it are C
 extensions and the sandbox needs only the standard library.
@@ -12,8 +12,7 @@ extensions and the sandbox needs only the standard library.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 
 from kvbench.scoring.sandbox.syscalls import ALLOWED, FAMILIES, NEWEST, NUMBERS
 
@@ -38,14 +37,6 @@ _PRCTL = (2, 3, 15, 16, 21, 23, 39, 0x53564D41)  # reading flags; thread names; 
 _AF_UNIX = 1
 
 _Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, constant
-
-
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """A filter of ``len(program) // 8`` instructions, with room for a 32-bit process id at each of `pid_offsets`."""
-
-    program: bytes
-    pid_offsets: tuple[int, ...]
 
 
 def _low(argument: int) -> _Instruction:
@@ -85,22 +76,23 @@ def _no_truncation(argument: int) -> list[_Instruction]:
     return [_low(argument), (_AND, 0, 0, _O_TRUNC_MASK), (_JEQ, 0, 1, _O_TRUNC_ONLY), _REFUSE, _PASS]
 
 
-RULES: dict[str, Callable[[], list[_Instruction]]] = {
-    "clone": _thread,
-    **dict.fromkeys(("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"), lambda: _one_of(0, (PID,))),
-    "prlimit64": lambda: _one_of(0, (0, PID)),
-    "prctl": lambda: _one_of(0, _PRCTL),
-    "fcntl": lambda: _one_of(1, _FCNTL),
-    "ioctl": lambda: _one_of(1, _IOCTL),
-    "socketpair": lambda: _one_of(0, (_AF_UNIX,)),
-    "sendto": lambda: _no_address(4),
-    "open": lambda: _no_truncation(1),
-    "openat": lambda: _no_truncation(2),
+RULES: dict[str, list[_Instruction]] = {
+    "clone": _thread(),
+    **dict.fromkeys(("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"), _one_of(0, (PID,))),
+    "prlimit64": _one_of(0, (0, PID)),
+    "prctl": _one_of(0, _PRCTL),
+    "fcntl": _one_of(1, _FCNTL),
+    "ioctl": _one_of(1, _IOCTL),
+    "socketpair": _one_of(0, (_AF_UNIX,)),
+    "sendto": _no_address(4),
+    "open": _no_truncation(1),
+    "openat": _no_truncation(2),
 }
 
 
-def build(machine: str, opened: Collection[str] = ()) -> Filter:
-    """Return the filter for a machine (a key of `AUDIT_ARCH`).
+def build(machine: str, opened: Collection[str] = ()) -> tuple[bytes, list[int]]:
+    """Return the filter for a machine (a key of `AUDIT_ARCH`; 8 bytes per instruction), and the offsets in the filter
+    at which the lockdown writes the process id, as 32-bit numbers.
 
     opened: families of calls that the filter allows too: `exec` for binaries, other families only in tests.
     """
@@ -118,17 +110,12 @@ def build(machine: str, opened: Collection[str] = ()) -> Filter:
             code += [(_JEQ, 0, 1, numbers[name]), _end(_ERRNO | _ENOSYS)]
         else:
             free.add(name)
-    for name, rule in RULES.items():
+    for name, body in RULES.items():
         if name in numbers and name not in free:
-            body = rule()
             code += [(_JEQ, 0, len(body), numbers[name]), *body]
     for name in sorted(free & numbers.keys()):
         code += [(_JEQ, 0, 1, numbers[name]), _PASS]
     code.append(_REFUSE)
-    return _pack(code)
-
-
-def _pack(code: list[_Instruction]) -> Filter:
-    offsets = tuple(8 * place + 4 for place, step in enumerate(code) if step[0] == _JEQ and step[3] == PID)
+    offsets = [8 * place + 4 for place, step in enumerate(code) if step[0] == _JEQ and step[3] == PID]
     program = b"".join(struct.pack("=HBBI", op, yes, no, constant & 0xFFFFFFFF) for op, yes, no, constant in code)
-    return Filter(program, offsets)
+    return program, offsets

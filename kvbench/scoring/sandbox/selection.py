@@ -28,23 +28,21 @@ class Sandbox:
     digest: str
 
     @contextlib.contextmanager
-    def box(
-        self, limits: Limits | None = None, packages: Sequence[str] = (), *, compiled: bool = False
-    ) -> Iterator[Box]:
+    def box(self, packages: Sequence[str] = (), *, compiled: bool = False) -> Iterator[Box]:
         """Yield a box for one program. Raises BoxError.
 
         If one box of the tier serves many programs (`Tier.shared`), the box stays open for later programs. compiled:
         whether the program is a binary; the box then allows `exec`.
         """
-        limits = limits or Limits()
+        limits = Limits()
         plan = self.tier.plan(limits, packages)
         if compiled:
-            plan = dataclasses.replace(plan, opened=plan.opened | {"exec"})
+            plan = dataclasses.replace(plan, opened=frozenset({"exec"}))
         if not self.tier.shared:
             with Box(self.tier, limits, packages=packages, plan=plan) as box:
                 yield box
             return
-        key = (self.tier, limits, tuple(packages), compiled)
+        key = (self.tier, tuple(packages), compiled)
         if key not in _kept.boxes:
             _kept.boxes[key] = Box(self.tier, limits, packages=packages, plan=plan)
         try:
@@ -61,7 +59,7 @@ class _Kept(threading.local):
     """
 
     def __init__(self) -> None:
-        self.boxes: dict[tuple[Tier, Limits, tuple[str, ...], bool], Box] = {}
+        self.boxes: dict[tuple[Tier, tuple[str, ...], bool], Box] = {}
 
 
 _kept = _Kept()

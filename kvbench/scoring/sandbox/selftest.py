@@ -1,6 +1,7 @@
-"""Self-test of a tier: run the escapes in it, and refuse the tier if one succeeds.
+"""Self-test of a tier: run the escapes in a box of the tier, and refuse the tier if any escape succeeds.
 
-Every process that runs programs tests first, because the same tier may isolate on one machine and not on another.
+Every process that runs programs runs the self-test first, because a tier that isolates on one machine may fail on
+another.
 """
 
 from __future__ import annotations
@@ -64,13 +65,10 @@ def selftest(tier: Tier, *, limits: Limits = PROBE_LIMITS, plan: Plan | None = N
     """
     reason = tier.missing()
     problems = [reason] if reason else _probe(tier, limits, plan or tier.plan(limits))
-    facts = [tier.name, machine(), platform.release(), platform.python_version(), sorted(escape_names()), problems]
+    names = sorted([*(escape.name for escape in escapes.INNER), escapes.NAMESPACES.name, "state"])
+    facts = [tier.name, machine(), platform.release(), platform.python_version(), names, problems]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
     return SelfTest(tier=tier.name, problems=tuple(problems), digest=digest)
-
-
-def escape_names() -> list[str]:
-    return [escape.name for escape in (*escapes.INNER, escapes.NAMESPACES)] + ["state"]
 
 
 def _probe(tier: Tier, limits: Limits, plan: Plan) -> list[str]:

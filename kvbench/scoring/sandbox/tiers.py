@@ -1,12 +1,6 @@
-"""The tiers of the sandbox, strongest first. `kvbench.scoring.sandbox.selftest` decides which work on this machine.
+"""The tiers of the sandbox, strongest first; docs/sandbox.md says what each of them is.
 
-- bwrap: bubblewrap's namespaces (only the files of Python, system libraries and allowed packages; no network; no other
-  processes), then the lockdown.
-- landlock: the lockdown alone, with Landlock for files. Needs no package and no root; works inside most containers.
-- container: docker or podman with the landlock lockdown inside. One container serves many programs.
-- none: resource limits. No sandbox.
-
-Programs cannot write files, except in tier none.
+`kvbench.scoring.sandbox.selftest` tests whether a tier works here. Programs cannot write files, except in tier none.
 """
 
 from __future__ import annotations
@@ -56,9 +50,9 @@ class Tier(ABC):
     def plan(self, bounds: Limits, packages: Sequence[str] = ()) -> Plan:
         """Return the parts of the lockdown for programs with these limits and allowed packages."""
 
-    @abstractmethod
     def command(self, plan: Plan) -> list[str]:
         """Return the command that starts a driver in a box."""
+        return [*plan.arguments(), *inside.command(interpreter.program())]
 
     def environment(self) -> dict[str, str]:
         return _environment(interpreter.prefix())
@@ -148,6 +142,8 @@ class Bwrap(Tier):
 
 
 class Landlock(Tier):
+    """Tier landlock: the lockdown alone, with Landlock for files."""
+
     name = "landlock"
 
     def missing(self) -> str:
@@ -161,9 +157,6 @@ class Landlock(Tier):
         stores = libraries & set(interpreter.STORES)
         readable = {"libraries": sorted(libraries - stores), "whole": [*stores, *folders]}
         return Plan(inner=(*limits(bounds, threads), *user, *lock(("privileges", None), ("landlock", readable))))
-
-    def command(self, plan: Plan) -> list[str]:
-        return [*inside.command(interpreter.program())]
 
 
 class Container(Tier):
@@ -182,11 +175,7 @@ class Container(Tier):
 
     @functools.cached_property
     def _engine(self) -> tuple[str, str]:
-        """Return the path of docker or podman, and the reason why neither can be used ("" if one of them can).
-
-        The path is docker's if docker answers and has the image, otherwise podman's if podman does. If neither does,
-        the path is the word "docker".
-        """
+        """Return the path of docker or podman, and "". If neither can be used, return "docker" and the reason."""
         reasons = []
         for name in ("docker", "podman"):
             if engine := shutil.which(name):
@@ -240,9 +229,6 @@ class Unsafe(Tier):
         threads = bounds.threads + own_tasks()
         steps = ("session", "environment", "descriptors")
         return Plan(inner=(*limits(bounds, threads), *((name, None) for name in steps)))
-
-    def command(self, plan: Plan) -> list[str]:
-        return [*inside.command(interpreter.program())]
 
     def folder(self) -> str:
         return tempfile.mkdtemp(prefix="kvbench-program-")

@@ -9,24 +9,17 @@ from __future__ import annotations
 
 import math
 import re
-import string
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from kvbench.scoring.scbench.packages import package
+from kvbench.scoring.words import WITHOUT_MARKS_ZH
 
 LETTERS = "ABCD"
 _NUMBER = re.compile(r"\d+\.\d+|\d+")
 _ANSWER_IS = ("answer is:", "answer:", "answer is", "option is")
 _MARKS = str.maketrans(dict.fromkeys("\n\"'.,?!{}", " "))
-_PUNCTUATION_ZH = str.maketrans(
-    "",
-    "",
-    string.punctuation
-    + "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』【】"
-    + "〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏.",
-)
 
 
 def contains(prediction: str, answer: str) -> float:
@@ -110,6 +103,6 @@ def f1_of_characters(prediction: str, answer: str) -> float:
 
 def f1_zh(prediction: str, answer: str) -> float:
     """F1 of the characters of output and reference, without case, blanks and punctuation."""
-    found, wanted = (Counter("".join(t.lower().translate(_PUNCTUATION_ZH).split())) for t in (prediction, answer))
+    found, wanted = (Counter("".join(t.lower().translate(WITHOUT_MARKS_ZH).split())) for t in (prediction, answer))
     same = (found & wanted).total()
     return 2 * same / (found.total() + wanted.total()) if same else 0.0

@@ -39,10 +39,8 @@ def folder() -> Path:
 
 @contextlib.contextmanager
 def keeping(file: Path) -> Iterator[BinaryIO]:
-    """Yield a stream for the new content of a file, which replaces the file when the block ends without an error.
-
-    Raises SetupError if the file cannot be written.
-    """
+    """Yield a stream for the new content of `file`. When the `with` block ends without an error, this content replaces
+    the old content. Raises SetupError if the file cannot be written."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as stream:
@@ -53,10 +51,10 @@ def keeping(file: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def filling(folder: Path) -> Iterator[Path]:
-    """Yield a temporary path at which the block makes and fills a folder.
+    """Yield a temporary path at which the `with` block makes and fills a folder.
 
-    If the block ends without an error, the folder is renamed to `folder`, unless `folder` exists. Raises SetupError if
-    the folder cannot be written.
+    If the block ends without an error, the filled folder is renamed to `folder`, unless `folder` exists. Raises
+    SetupError if the filled folder cannot be written or renamed.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

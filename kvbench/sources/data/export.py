@@ -38,13 +38,12 @@ def fetch(task: str, manifest: Manifest, out: Path, *, revision: str | None = No
                 return used
     place = _here(task, manifest, revision) or hub_data.fetch(task, manifest, revision or manifest.revision, bar)
     for target, source in _copies(out, manifest, place).items():
+        if source is not None:
+            _copy(source, target)
+            continue
         with keeping(target) as file:
-            if source is not None:
-                with source.open("rb") as stream:
-                    shutil.copyfileobj(stream, file, 1 << 20)
-            else:
-                for row in place.rows(place.reading(), manifest):
-                    file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+            for row in place.rows(place.reading(), manifest):
+                file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
     if manifest.images:
         _copy_images(place, manifest, (out / manifest.path).parent)
     used = there.check(task, manifest)
@@ -60,8 +59,7 @@ def fetch(task: str, manifest: Manifest, out: Path, *, revision: str | None = No
 
 def _here(task: str, manifest: Manifest, revision: str | None) -> Place | None:
     """Return where a task's data are on this machine, or None if they are not here. Data in the folder KVBENCH_DATA are
-    used only if they match the manifest.
-    """
+    used only if they match the manifest."""
     mine = Data(revision=revision, allow_mismatch=True)
     with contextlib.suppress(KVBenchError):
         if (used := mine.check(task, manifest)) and not used.mismatch:
@@ -74,8 +72,12 @@ def _copy_images(place: Place, manifest: Manifest, folder: Path) -> None:
     for name in images.every_name(place.rows(place.reading(), manifest), manifest.images):
         source, target = (images.inside(root, name, "the data") for root in (place.image_folder, folder))
         if source.is_file() and source != target:
-            with keeping(target) as file, source.open("rb") as stream:
-                shutil.copyfileobj(stream, file, 1 << 20)
+            _copy(source, target)
+
+
+def _copy(source: Path, target: Path) -> None:
+    with keeping(target) as file, source.open("rb") as stream:
+        shutil.copyfileobj(stream, file, 1 << 20)
 
 
 def _copies(out: Path, manifest: Manifest, place: Place) -> dict[Path, Path | None]:

@@ -77,15 +77,10 @@ class Reading:
                 raise SetupError(f"cannot read {quote(name)}: {error.strerror or error}.") from None
 
     def _rows(self, stream: IO[bytes], name: str) -> Iterator[Row]:
-        label = bare(name)
         buffered = io.BufferedReader(_Hashing(stream, self._digest), CHUNK)
         text = io.TextIOWrapper(buffered, encoding="utf-8-sig", newline="")  # its destructor closes `buffered`
-        if name.endswith(".csv"):
-            yield from _csv_rows(text, label)
-        elif buffered.peek(1).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
-            yield from _list_rows(text, label)
-        else:
-            yield from (row for _, row in _lines(buffered, label, None))
+        for _, row in _numbered_rows(buffered, text, name):
+            yield row
         while buffered.read(CHUNK):  # so that the hash also covers bytes after the end of a JSON list
             pass
 
@@ -139,12 +134,7 @@ def read_rows(file: Path) -> Iterator[tuple[int, Row]]:
             yield from enumerate(_parquet_rows(file, name), start=1)
             return
         with file.open("rb") as stream:
-            if file.suffix == ".csv":
-                yield from enumerate(_csv_rows(io.TextIOWrapper(stream, encoding="utf-8-sig", newline=""), name), 1)
-            elif stream.peek(1).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
-                yield from enumerate(_list_rows(io.TextIOWrapper(stream, encoding="utf-8-sig"), name), start=1)
-            else:
-                yield from _lines(stream, name, None)
+            yield from _numbered_rows(stream, io.TextIOWrapper(stream, encoding="utf-8-sig", newline=""), str(file))
     except OSError as error:
         raise UserError(f"{name} cannot be read: {error.strerror or error}.") from None
 
@@ -164,8 +154,7 @@ def read_plain(file: Path, name: str, limit: int) -> bytes:
 
 def check_plain(file: Path, name: str, limit: int | None) -> None:
     """Raise UserError unless `file` is a regular file of at most `limit` bytes (None: of any size). name: its name in
-    messages.
-    """
+    messages."""
     try:
         status = file.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -184,6 +173,17 @@ def check_plain(file: Path, name: str, limit: int | None) -> None:
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------
+
+
+def _numbered_rows(stream: io.BufferedReader[Any], text: TextIO, name: str) -> Iterator[tuple[int, Row]]:
+    """Yield (number, row) of CSV, a JSON list or JSON lines, as `read_rows` does. text: the text of `stream`."""
+    label = bare(name)
+    if name.endswith(".csv"):
+        yield from enumerate(_csv_rows(text, label), start=1)
+    elif stream.peek(1).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
+        yield from enumerate(_list_rows(text, label), start=1)
+    else:
+        yield from _lines(stream, label, None)
 
 
 def _lines(stream: IO[bytes], name: str, problems: list[str] | None) -> Iterator[tuple[int, Row]]:
@@ -227,8 +227,7 @@ def _list_rows(text: TextIO, name: str) -> Iterator[Row]:
 
     def mark(allowed: str) -> str:
         """Return the next character that is not blank, without consuming it. Raises UserError if it is not in
-        `allowed`.
-        """
+        `allowed`."""
         nonlocal place
         while True:
             while place < len(held) and held[place] in " \t\r\n":

@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from kvbench.console.faults import words
@@ -36,10 +34,11 @@ def cached(manifest: Manifest, revision: str | None) -> Place | None:
         file = cache.place(manifest.url)
         return _from_url(manifest, file) if file.is_file() else None
     if manifest.files:
-        files = tuple(_kept(manifest.hub, name, revision) for name in manifest.files)
-        cached_files = tuple(file for file in files if file is not None)
-        place = _from_files(manifest, cached_files) if len(cached_files) == len(files) else None
-        return place if place is None or place.images is None or place.images.is_dir() else None
+        files = [kept for name in manifest.files if (kept := hub.kept("dataset", manifest.hub, name, revision))]
+        if len(files) < len(manifest.files):
+            return None
+        place = _from_files(manifest, tuple(files))
+        return place if place.images is None or place.images.is_dir() else None
     if revision is not None and hub.is_commit(revision):
         file = _table_file(manifest, revision)
         return _from_table(manifest, file, revision) if file.is_file() else None
@@ -67,16 +66,10 @@ def fetch(task: str, manifest: Manifest, revision: str | None, bar: cache.Bar | 
             f"data of task {quote(task)} come with kvbench, but {quote(manifest.path)} is missing. Reinstall kvbench."
         )
     commit = _commit(task, manifest, revision)
-    with _as_hub_error(task, manifest, revision):
+    try:
         if manifest.files:
             return _with_images(manifest, _from_files(manifest, _download(manifest, manifest.files, revision)))
         return _table(manifest, commit, revision)
-
-
-@contextmanager
-def _as_hub_error(task: str, manifest: Manifest, revision: str | None) -> Iterator[None]:
-    try:
-        yield
     except SetupError:
         raise
     except Exception as error:
@@ -117,8 +110,7 @@ def elsewhere(task: str, manifest: Manifest, why: str = "the hub is unreachable"
 
 def _commit(task: str, manifest: Manifest, revision: str | None) -> str | None:
     """Return the commit to read. Offline, this is `revision` itself, which the hub's libraries look up in their
-    caches.
-    """
+    caches."""
     if hub.is_offline():
         if not manifest.files and not _in_datasets_cache(manifest.hub):
             raise elsewhere(task, manifest)
@@ -136,8 +128,7 @@ def _commit(task: str, manifest: Manifest, revision: str | None) -> str | None:
 
 def _check_table(manifest: Manifest, answer: hub.Answer) -> None:
     """Raise SetupError or HubError for data that the `datasets` library would refuse: data with a loading script, and
-    gated data. This check comes first because the import of `datasets` is slow.
-    """
+    gated data. This check comes first because the import of `datasets` is slow."""
     script = f"{PurePosixPath(manifest.hub).name}.py"
     if script in answer.files:
         raise _script(manifest, script)
@@ -156,8 +147,7 @@ def _script(manifest: Manifest, file: str) -> SetupError:
 
 def _in_datasets_cache(name: str) -> bool:
     """Return whether the cache of the `datasets` library may hold a data set, so that the library could read it
-    offline.
-    """
+    offline."""
     from huggingface_hub.constants import HF_HOME
 
     root = Path(os.environ.get("HF_DATASETS_CACHE") or Path(HF_HOME) / "datasets").expanduser()
@@ -185,13 +175,6 @@ def _differs(manifest: Manifest, now: str) -> SetupError:
 # --- raw files --------------------------------------------------------------------------------------------------------
 
 
-def _kept(name: str, file: str, revision: str | None) -> Path | None:
-    from huggingface_hub import try_to_load_from_cache
-
-    cached_file = try_to_load_from_cache(name, file, repo_type="dataset", revision=revision)
-    return Path(cached_file) if isinstance(cached_file, str) else None
-
-
 def _download(manifest: Manifest, files: tuple[str, ...], revision: str | None) -> tuple[Path, ...]:
     import huggingface_hub
 
@@ -204,8 +187,7 @@ def _download(manifest: Manifest, files: tuple[str, ...], revision: str | None) 
 
 def _with_images(manifest: Manifest, place: Place) -> Place:
     """Download and unpack the archive with the images of the data at `place`, if the manifest has one; return
-    `place`.
-    """
+    `place`."""
     if place.images is not None and not place.images.is_dir():
         (archive,) = _download(manifest, (manifest.archive,), place.revision)
         wanted = images.every_name(place.rows(place.reading(), manifest), manifest.images)
@@ -215,17 +197,16 @@ def _with_images(manifest: Manifest, place: Place) -> Place:
 
 
 def _from_files(manifest: Manifest, files: tuple[Path, ...]) -> Place:
-    commit = re.search(r"/snapshots/([0-9a-f]{40})/", files[0].as_posix())
+    found = re.search(r"/snapshots/([0-9a-f]{40})/", files[0].as_posix())
+    commit = found[1] if found else None
     return Place(
         source="hub",
         files=files,
         member=manifest.member,
         raw=True,
-        revision=commit[1] if commit else None,
+        revision=commit,
         name=f"{manifest.hub}: {', '.join(manifest.files)}",
-        images=_safe("images", manifest.hub, commit[1] if commit else "main", manifest.archive)
-        if manifest.archive
-        else None,
+        images=_safe("images", manifest.hub, commit or "main", manifest.archive) if manifest.archive else None,
     )
 
 
@@ -242,8 +223,7 @@ def _table_file(manifest: Manifest, commit: str) -> Path:
 
 def _safe(kind: str, hub_name: str, *names: str) -> Path:
     """Return the path in the cache for a file or folder from the hub. Its folder is `kind`; its name consists of the
-    repository's name and `names`.
-    """
+    repository's name and `names`."""
     parts = (hub_name.replace("/", "--"), *names)
     return cache.folder() / kind / "__".join(re.sub(r"[^\w.-]", "-", part) for part in parts)
 

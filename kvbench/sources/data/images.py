@@ -23,8 +23,7 @@ LIMIT = 64 * 1024**2  # most bytes of one file in an archive
 
 class ImageFiles:
     """Replaces the names of image files in a task's data rows by `Image`s, after hashing the files. column: the column
-    that holds the names.
-    """
+    that holds the names."""
 
     def __init__(self, task: str, folder: Path, column: str) -> None:
         self.task, self.folder, self.column = task, folder, column
@@ -62,9 +61,8 @@ class ImageFiles:
 
 
 def names(row: Mapping[str, Any], column: str, where: str) -> list[str]:
-    """Return the names of the image files in a column of a row. Raises SetupError if the row names none. where: which
-    row it is, in words, for the message.
-    """
+    """Return the names of the image files in a column of a row. Raises SetupError unless the column holds one name or a
+    non-empty list of names. where: which row it is, in words, for the message."""
     value = row.get(column)
     listed = [value] if isinstance(value, str) else value
     if not isinstance(listed, list) or not all(isinstance(name, str) and name for name in listed) or not listed:
@@ -82,8 +80,7 @@ def every_name(rows: Iterable[Row], column: str) -> list[str]:
 
 def inside(folder: Path, name: str, where: str) -> Path:
     """Return the path of an image file in a folder. Raises SetupError for a name that leads out of the folder. where:
-    what names the image, in words, for the message.
-    """
+    the row or archive that names the image, in words, for the message."""
     relative = name.lstrip("/")
     if not is_inside(relative):
         raise SetupError(f"{where}: image {quote(name)} is not a path inside the folder of the data.")
@@ -97,7 +94,7 @@ def is_inside(name: str) -> bool:
 
 
 def unpack(archive: Path, wanted: Iterable[str], folder: Path) -> None:
-    """Write the files with these names from a zip archive into a folder. Raises SetupError.
+    """Write the files that `wanted` names from a zip archive into a folder. Raises SetupError.
 
     A name that the archive lacks is skipped; reading the row with this name then fails.
     """
@@ -120,8 +117,7 @@ def unpack(archive: Path, wanted: Iterable[str], folder: Path) -> None:
 
 def encoded(rows: Iterable[Row], column: str, pixels: str, folder: Path) -> Iterator[Row]:
     """Write the image of each row to a file in `folder`, and yield the row without the image. pixels: the column with
-    the bytes of the encoded image. column: the column with the name of the file to write.
-    """
+    the bytes of the encoded image. column: the column with the name of the file to write."""
     for index, row in enumerate(rows):
         where = f"row {index + 1}"
         cell = row[pixels] or {}

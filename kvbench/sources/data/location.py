@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
 from kvbench.errors import SetupError, few
@@ -45,13 +45,8 @@ class Place:
         """Yield the rows that belong to a task, with kvbench's column names and ids. Raises SetupError."""
         for index, row in enumerate(reading):
             taken = _offline(index, row, manifest) if self.raw else row
-            if _fits(taken, manifest.where):
+            if all(taken.get(column) == value for column, value in manifest.where.items()):
                 yield taken
-
-
-def holds_rows(manifest: Manifest) -> bool:
-    """Return whether the data of a manifest consist of rows; otherwise they are a file that the task parses itself."""
-    return not manifest.url or bool(manifest.member) or manifest.rows is not None
 
 
 def raw_names(manifest: Manifest) -> tuple[str, ...]:
@@ -95,7 +90,3 @@ def _offline(index: int, row: Row, manifest: Manifest) -> Row:
                 "that have it."
             ) from None
     return named
-
-
-def _fits(row: Mapping[str, Any], where: Mapping[str, Any]) -> bool:
-    return all(row.get(column) == value for column, value in where.items())

@@ -12,7 +12,7 @@ from typing import Any
 from kvbench.errors import SetupError, quote
 from kvbench.sources.data import hub_data
 from kvbench.sources.data.images import ImageFiles
-from kvbench.sources.data.location import Place, Source, holds_rows, in_folder
+from kvbench.sources.data.location import Place, Source, in_folder
 from kvbench.sources.data.missing import DataMissing
 from kvbench.task import Manifest
 
@@ -63,7 +63,7 @@ class Data:
 
     def rows(self, task: str, manifest: Manifest) -> list[dict[str, Any]]:
         """Return the rows of a task in the source's order, with kvbench's column names. Raises SetupError."""
-        place = self._place(task, manifest)
+        place = self.ensure(task, manifest)
         rows: list[dict[str, Any]] = []
         used = _examine(task, manifest, place, rows)
         if used.mismatch and not (self.allow_mismatch or place.sample):
@@ -78,7 +78,7 @@ class Data:
 
     def file(self, task: str, manifest: Manifest) -> Path:
         """Return the path of a data file that the task parses itself. Raises SetupError."""
-        place = self._place(task, manifest)
+        place = self.ensure(task, manifest)
         if len(place.files) > 1:
             raise SetupError(
                 f"data of task {quote(task)} are {len(place.files)} files instead of one; give one with --data."
@@ -104,7 +104,7 @@ class Data:
             if not folder.exists():
                 raise SetupError(f"{source} {quote(folder)} does not exist. Give a folder or file with the data.")
             if folder.is_file():
-                return Place(source=source, files=(folder,), member=_member(folder, manifest))
+                return Place(source=source, files=(folder,), member=manifest.member if folder.suffix == ".zip" else "")
             if (place := in_folder(folder, manifest, source)) is None:
                 where = f"{source} has no data"
                 file = quote(folder / manifest.path)
@@ -116,9 +116,10 @@ class Data:
             return Place(source="bundled", files=(bundled,))
         return hub_data.cached(manifest, self.revision or manifest.revision)
 
-    def ensure(self, task: str, manifest: Manifest) -> None:
-        """Download a task's data unless they are on this machine. Raises SetupError."""
-        self._place(task, manifest)
+    def ensure(self, task: str, manifest: Manifest) -> Place:
+        """Download a task's data unless they are on this machine; return where they are. Raises SetupError."""
+        place = self.find(task, manifest)
+        return place or hub_data.fetch(task, manifest, self.revision or manifest.revision)
 
     def missing(self, wanted: Mapping[str, Manifest]) -> list[DataMissing]:
         """Return an error for each task whose data are not on this machine. Downloads nothing.
@@ -142,7 +143,9 @@ class Data:
         """
         if (place := self.find(task, manifest)) is None:
             return None
-        return _examine(task, manifest, place, None) if holds_rows(manifest) else _examine_file(task, manifest, place)
+        if manifest.url and not manifest.member and manifest.rows is None:  # a file that the task parses itself
+            return _examine_file(task, manifest, place)
+        return _examine(task, manifest, place, None)
 
     def notes(self) -> list[str]:
         """Return notes to the user, one line each: which data are samples, and which differ from their manifest."""
@@ -153,10 +156,6 @@ class Data:
         text = f"data are samples, not the real data: {'; '.join(samples[:SHOWN])}{more}."
         return [text, *others] if samples else others
 
-    def _place(self, task: str, manifest: Manifest) -> Place:
-        place = self.find(task, manifest)
-        return place or hub_data.fetch(task, manifest, self.revision or manifest.revision)
-
     def _record(self, used: DataUsed) -> None:
         first = self.used.get(used.task)
         if first is None or first.location == used.location:
@@ -166,14 +165,9 @@ class Data:
             self.used[used.task] = replace(first, also=(*others, used))
 
 
-def _member(file: Path, manifest: Manifest) -> str:
-    return manifest.member if file.suffix == ".zip" else ""
-
-
 def _examine(task: str, manifest: Manifest, place: Place, kept: list[dict[str, Any]] | None) -> DataUsed:
     """Read all rows of a task's data and compare them with the manifest. kept: a list to which the rows are appended;
-    None: the rows are dropped.
-    """
+    None: the rows are dropped."""
     reading = place.reading()
     images = ImageFiles(task, place.image_folder, manifest.images) if manifest.images else None
     ids: list[str] = []

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
-from kvbench.taskkit.ruler.fit_length import Room, largest, shuffled
-from kvbench.taskkit.ruler.material import Material
-from kvbench.taskkit.ruler.recipes import FAMILIES, SEED, Filled, Row
+from kvbench.taskkit.ruler.fit_length import Prompts, largest, shuffled
+from kvbench.taskkit.ruler.recipes import FAMILIES, Filled, Row
 
 COMMON = 10
 STEP = 10
 SAMPLE = 4096  # size of the prompt that is drawn only to measure the tokens per word
 
 
-@dataclass(kw_only=True)
-class CommonWords:
-    room: Room
-    material: Material
-
+class CommonWords(Prompts):
     def __post_init__(self) -> None:
-        self.random = random.Random(SEED)
+        super().__post_init__()
         long = self.room.asked >= 4096
         self.repeats = (30, 3) if long else (6, 1)  # occurrences of each common word, and of each other word
         self.example = (40, (10, 3)) if long else (20, (3, 1))  # number of words, and their `repeats`

@@ -15,7 +15,7 @@ from functools import cache, cached_property, partial
 from itertools import accumulate
 
 from kvbench.taskkit.ruler.fit_length import Room
-from kvbench.taskkit.ruler.material import Material
+from kvbench.taskkit.ruler.material import Sources
 from kvbench.taskkit.ruler.needles import Needle
 from kvbench.taskkit.ruler.niah import NOISE
 from kvbench.taskkit.ruler.recipes import Filled, Row
@@ -29,7 +29,7 @@ class Grid:
     """The prompts of one length, each with a needle at some depth of a haystack."""
 
     room: Room
-    material: Material
+    material: Sources
     essays: bool  # True: the haystack is essays; False: RULER's noise sentences
     needle: Callable[[str], Needle]  # one of the functions of the module `needles`
 
@@ -61,15 +61,11 @@ class Grid:
         )
 
     def _hay(self, number: int, size: int) -> list[str]:
-        start, text = self._start(number), self._sentences
+        """Return `size` sentences. number: the haystack's number, which determines the sentence at which it starts."""
+        text = self._sentences
+        start = random.Random(f"niah-{number}").randrange(len(text)) if self.essays else number % len(text)
         turns = -(-(start + size) // len(text))
         return (text * turns)[start : start + size]
-
-    def _start(self, number: int) -> int:
-        """Return the place, in the text's list of sentences, of the first sentence of haystack number `number`."""
-        if self.essays:
-            return random.Random(f"niah-{number}").randrange(len(self._sentences))
-        return number % len(self._sentences)
 
     @cached_property
     def _sentences(self) -> list[str]:

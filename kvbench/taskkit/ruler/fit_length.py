@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from kvbench.errors import UserError, quote
+from kvbench.taskkit.ruler.material import Sources
 from kvbench.taskkit.ruler.recipes import SEED, Filled, Row
 
 Item = TypeVar("Item")
@@ -23,8 +24,7 @@ DRAWS = 100  # at most so many prompts of the smallest size are drawn; they diff
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
     """The number of tokens that a task's prompt and answer may have together; `size` and `fit` search for the largest
-    prompts within this number. asked: the length in the task's name. wrapping: tokens of the chat template or, without
-    one, the special tokens. new_tokens: tokens reserved for the answer."""
+    prompts within this number."""
 
     name: str  # of the task, for messages
     asked: int  # the length in the task's name
@@ -90,6 +90,21 @@ class Room:
             f"task {quote(self.name)} does not fit into {self.asked} tokens with this tokenizer{made}. "
             f"Give the task a greater length, such as @{enough}."
         )
+
+
+@dataclass(kw_only=True)
+class Prompts:
+    """The prompts of a subtask. Random numbers are drawn in the same order as in NVIDIA's generator."""
+
+    room: Room
+    material: Sources
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(SEED)
+
+    def rows(self, n: int) -> list[Row]:
+        """Return the first `n` prompts."""
+        raise NotImplementedError
 
 
 def largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:

@@ -9,25 +9,20 @@ prompts, this module also draws one number and drops it.
 
 from __future__ import annotations
 
-import random
 import string
-from dataclasses import dataclass
 from functools import partial
 
-from kvbench.taskkit.ruler.fit_length import Room, shuffled
-from kvbench.taskkit.ruler.recipes import FAMILIES, SEED, Filled, Row
+from kvbench.taskkit.ruler.fit_length import Prompts, shuffled
+from kvbench.taskkit.ruler.recipes import FAMILIES, Filled, Row
 
 ALPHA = 2.0
 LETTERS = 6
 NOISE = "..."
 
 
-@dataclass(kw_only=True)
-class FrequentWords:
-    room: Room
-
+class FrequentWords(Prompts):
     def __post_init__(self) -> None:
-        self.random = random.Random(SEED)
+        super().__post_init__()
         self.random.getrandbits(20)  # the number that rich draws, see above
         self.length = self.room.length - self.room.new_tokens
 

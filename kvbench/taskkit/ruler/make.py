@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from kvbench.errors import UserError, quote
 from kvbench.taskkit.ruler.cwe import CommonWords
-from kvbench.taskkit.ruler.fit_length import Room
+from kvbench.taskkit.ruler.fit_length import Prompts, Room
 from kvbench.taskkit.ruler.fwe import FrequentWords
-from kvbench.taskkit.ruler.material import Material
+from kvbench.taskkit.ruler.material import Sources
 from kvbench.taskkit.ruler.niah import Needles
 from kvbench.taskkit.ruler.qa import QuestionAnswering
 from kvbench.taskkit.ruler.recipes import SUBTASKS, Row
 from kvbench.taskkit.ruler.vt import VariableTracking
 
+KINDS: dict[str, type[Prompts]] = {  # by the name of the family
+    "niah": Needles,
+    "vt": VariableTracking,
+    "cwe": CommonWords,
+    "fwe": FrequentWords,
+    "qa": QuestionAnswering,
+}
 
-def make_rows(subtask: str, room: Room, material: Material, n: int) -> list[Row]:
+
+def make_rows(subtask: str, room: Room, material: Sources, n: int) -> list[Row]:
     """Return the first `n` prompts of a RULER subtask. room: how long the prompts may be. material: the source texts.
 
     Raises SetupError if words, essays or documents are unavailable. Raises UserError if prompts do not fit into the
@@ -27,14 +35,4 @@ def make_rows(subtask: str, room: Room, material: Material, n: int) -> list[Row]
             "files."
         )
     recipe = SUBTASKS[subtask]
-    match recipe.family:
-        case "niah":
-            return Needles(room=room, material=material, **recipe.settings).rows(n)
-        case "vt":
-            return VariableTracking(room=room).rows(n)
-        case "cwe":
-            return CommonWords(room=room, material=material).rows(n)
-        case "fwe":
-            return FrequentWords(room=room).rows(n)
-        case _:
-            return QuestionAnswering(room=room, material=material, **recipe.settings).rows(n)
+    return KINDS[recipe.family](room=room, material=material, **recipe.settings).rows(n)

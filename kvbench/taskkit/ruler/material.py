@@ -1,16 +1,9 @@
 """The source texts of RULER's prompts: word lists, essays and question-answering sets; and a sentence splitter.
 
 Words come from the package wonderwords, whose lists define the keys of RULER's needles. The sentence splitter is
-nltk's. All other texts come from the run's data source, so a data folder may hold them:
-
-    ruler/PaulGrahamEssays.json   {"text": ...}, as NVIDIA/RULER's download script writes it
-    ruler/squad.json              dev-v2.0.json of SQuAD
-    ruler/hotpotqa.json           hotpot_dev_distractor_v1.json of HotpotQA
-    ruler/english_words.json      cwe only, where a prompt needs more words than wonderwords has
-
-The essays are under their author's copyright and are not bundled. By default kvbench takes them from the hub data set
-that lm-eval reads. That text differs slightly from the text of NVIDIA's download script, so a run records the source of
-its essays.
+nltk's. All other texts come from the run's data source, so a data folder may hold them. By default kvbench takes the
+essays from the hub data set that lm-eval reads. That text differs slightly from the text of NVIDIA's download script,
+so a run records the source of its essays.
 """
 
 from __future__ import annotations
@@ -20,7 +13,7 @@ import json
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any
 
 from kvbench.errors import SetupError, quote
 from kvbench.task import DataSource, Manifest
@@ -67,24 +60,8 @@ WORD_LISTS = {
 }
 
 
-class Material(Protocol):
-    """The interface to the texts that RULER's prompts are made of; `Sources` implements it."""
-
-    def words(self, name: str) -> list[str]: ...
-
-    def english_words(self) -> list[str]: ...
-
-    def essays(self) -> str: ...
-
-    def sentences(self, text: str) -> list[str]: ...
-
-    def squad(self) -> dict[str, Any]: ...
-
-    def hotpotqa(self) -> list[dict[str, Any]]: ...
-
-
 class Sources:
-    """RULER's material, read from the run's data source.
+    """The texts that RULER's prompts are made of, read from the run's data source.
 
     Every method raises SetupError if its texts are unavailable.
     """
@@ -122,11 +99,13 @@ class Sources:
             found = json.loads(file.read_bytes())
         except (OSError, ValueError, RecursionError) as error:
             raise SetupError(
-                f"data of task {quote(self.task)} in {quote(file)} cannot be read ({error}). Check its permissions, or "
-                "download it again."
+                f"data of task {quote(self.task)} in {quote(file)} cannot be read ({error}). Check the file's "
+                "permissions, or download the file again."
             ) from None
         if not isinstance(found, dict):
-            raise SetupError(f"data of task {quote(self.task)} in {quote(file)} must be one JSON object. Replace it.")
+            raise SetupError(
+                f"data of task {quote(self.task)} in {quote(file)} must be one JSON object. Replace the file."
+            )
         return found
 
 

@@ -6,19 +6,15 @@ same form.
 
 from __future__ import annotations
 
-import random
 import re
 import uuid
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from typing import overload
 
-from kvbench.taskkit.ruler.fit_length import Room, shuffled
-from kvbench.taskkit.ruler.material import Material
-from kvbench.taskkit.ruler.recipes import FAMILIES, SEED, Filled, Row
+from kvbench.taskkit.ruler.fit_length import Prompts, shuffled
+from kvbench.taskkit.ruler.recipes import FAMILIES, Filled, Row
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 NEEDLE = "One of the special magic {kind} for {key} is: {value}."
@@ -26,15 +22,13 @@ DEPTHS = [round(i * 100 / 39) for i in range(40)]  # for essays: per cent of sen
 
 
 @dataclass(kw_only=True)
-class Needles:
-    """The prompts of a needle subtask. Random numbers are drawn in the same order as in NVIDIA's generator.
+class Needles(Prompts):
+    """The prompts of a needle subtask.
 
     keys, values: the kind (words, numbers or uuids) of the needles' keys and values. keys_hidden: number of keys in the
     text. values_per_key: number of needles with the same key. keys_asked: number of keys in the question.
     """
 
-    room: Room
-    material: Material
     haystack: str
     keys: str = "words"
     values: str = "numbers"
@@ -43,7 +37,7 @@ class Needles:
     keys_asked: int = 1
 
     def __post_init__(self) -> None:
-        self.random = random.Random(SEED)
+        super().__post_init__()
         self.sentences = lru_cache(maxsize=4)(self._sentences)
 
     def rows(self, n: int) -> list[Row]:
@@ -113,7 +107,7 @@ class Needles:
         return _Pairs(self.material.words("adjectivelist"), self.material.words("nounlist"))
 
 
-class _Pairs(Sequence[str]):
+class _Pairs:
     """All six million strings "adjective-noun" in sorted order; most strings are built only when they are indexed."""
 
     def __init__(self, adjectives: list[str], nouns: list[str]) -> None:
@@ -135,13 +129,7 @@ class _Pairs(Sequence[str]):
     def __len__(self) -> int:
         return self.ends[-1]
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> str:
         place = range(len(self))[index]
         number = bisect_right(self.ends, place)
         group = self.groups[number]

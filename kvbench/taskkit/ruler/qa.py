@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
 from kvbench.errors import SetupError, UserError, bare, quote
-from kvbench.taskkit.ruler.fit_length import Room, shuffled
-from kvbench.taskkit.ruler.material import Material
-from kvbench.taskkit.ruler.recipes import FAMILIES, SEED, Filled, Row
+from kvbench.taskkit.ruler.fit_length import Prompts, shuffled
+from kvbench.taskkit.ruler.recipes import FAMILIES, Filled, Row
 
 STEP = 10
 
@@ -31,13 +29,8 @@ class Question:
 
 
 @dataclass(kw_only=True)
-class QuestionAnswering:
-    room: Room
-    material: Material
+class QuestionAnswering(Prompts):
     documents: str
-
-    def __post_init__(self) -> None:
-        self.random = random.Random(SEED)
 
     def rows(self, n: int) -> list[Row]:
         room = self.room

@@ -32,7 +32,7 @@ class Filled(Turn):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A generated prompt that, with its answer, fits into the length of its task."""
+    """A generated prompt that fits, with the chat template and its answer, into the length of its task."""
 
     prompt: Filled
     tokens: int  # tokens of the prompt, the chat template and the answer together

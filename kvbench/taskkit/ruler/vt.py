@@ -5,14 +5,13 @@ The example is drawn once. In each prompt, its variables get new names, also of 
 
 from __future__ import annotations
 
-import random
 import string
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
 from kvbench.errors import UserError, quote
-from kvbench.taskkit.ruler.fit_length import Room
+from kvbench.taskkit.ruler.fit_length import Prompts
 from kvbench.taskkit.ruler.niah import NOISE
 from kvbench.taskkit.ruler.recipes import FAMILIES, SEED, Filled, Row
 
@@ -21,14 +20,11 @@ EXAMPLE_LENGTH = 500  # tokens
 EXAMPLE_VALUE = "12345"
 
 
-@dataclass(kw_only=True)
-class VariableTracking:
-    room: Room
-
+class VariableTracking(Prompts):
     def __post_init__(self) -> None:
         import numpy as np
 
-        self.random = random.Random(SEED)
+        super().__post_init__()
         self.numbers = np.random.RandomState(SEED)  # draws the variables' values only
 
     def rows(self, n: int) -> list[Row]:

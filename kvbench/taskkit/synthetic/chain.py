@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvbench.taskkit.synthetic.draft import Draft, number, spread
+from kvbench.taskkit.synthetic.draft import Draft, number, plus, spread
 from kvbench.taskkit.synthetic.draw import Draw
 from kvbench.taskkit.synthetic.problem import ANSWER, FACT, FORM, PLAN, RESULT, Problem, Score, boxed, right_steps, said
 from kvbench.taskkit.synthetic.vocabulary import LABELS, NAMES
@@ -54,7 +54,8 @@ def generate(seed: int, knobs: Knobs = Knobs()) -> Problem:
         given = [name for name in facts if name != first]
         second = draw.pick(old if old and draw.chance(knobs.p_old) else given)
         plan.append((first, second, result))
-        value[result] = _plus(value[first], value[second], knobs.carry)
+        a, b = value[first], value[second]
+        value[result] = (a + b) % 100 if knobs.carry else plus(a, b)
 
     draft = Draft()
     rows = [(f" {name}", *number(value[name]), ",") for name in draw.shuffled(names[:n_known])]
@@ -83,10 +84,6 @@ def generate(seed: int, knobs: Knobs = Knobs()) -> Problem:
     draft.write(ANSWER, " Answer")
     draft.box(*number(value[results[-1]]))
     return draft.finish(f"{value[results[-1]]:02d}")
-
-
-def _plus(a: int, b: int, carry: bool) -> int:
-    return (a + b) % 100 if carry else (a // 10 + b // 10) % 10 * 10 + (a + b) % 10
 
 
 def score(problem: Problem, output: str) -> Score:

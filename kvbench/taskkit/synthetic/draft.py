@@ -17,12 +17,11 @@ FIRST = "#"  # the same first token in every prompt: models use the first token 
 
 @dataclass(slots=True)
 class Draft:
-    """A problem under construction: the pieces of its prompt and of its solution so far. kinds: the kind of each piece
-    of the solution. ends: the number of solution pieces at the end of each step."""
+    """A problem under construction: the pieces of its prompt and of its solution so far."""
 
     prompt: list[str] = field(default_factory=lambda: [FIRST])
     solution: list[str] = field(default_factory=list)
-    kinds: list[str] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)  # of each piece of the solution
     ends: list[int] = field(default_factory=list)  # number of solution pieces at the end of each step
 
     def ask(self, *pieces: str) -> None:
@@ -57,6 +56,11 @@ class Draft:
 def number(value: int) -> tuple[str, str]:
     """Return the tens and the units of a two-digit number as two pieces."""
     return f" {value // 10}", str(value % 10)
+
+
+def plus(a: int, b: int) -> int:
+    """Add two-digit numbers digit by digit, without carry."""
+    return (a // 10 + b // 10) % 10 * 10 + (a + b) % 10
 
 
 def filler(draw: Draw) -> tuple[str, ...]:

@@ -2,8 +2,8 @@
 
 Prompt and solution are also stored as pieces, the texts of single tokens. Every piece of the solution has a kind, which
 says what a model must do to generate the piece. The training of the built-in model weighs and reports its loss by kind,
-and `kvbench.train.head_data` finds the values of facts by their kind. Problems with the same knobs have equally long
-prompts and equally long solutions, so batches need no padding.
+and `kvbench.train.head_data` finds the values of facts by the kind `FACT`. Problems with the same settings (knobs) have
+equally long prompts and equally long solutions, so batches need no padding.
 
 `draft` builds problems; `walk`, `chain` and `lookup` define their questions.
 """

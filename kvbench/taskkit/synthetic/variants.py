@@ -1,7 +1,7 @@
 """The variants of the synthetic tasks, and `floor`, the share of a solution that is generated before any eviction.
 
-A variant's `budgets` (in cache entries) are suggestions: at these budgets the scores of methods were seen to differ. No
-code enforces them.
+At the budgets in `Variant.budgets` (in cache entries), the scores of methods were seen to differ; no code reads the
+field.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ Knobs = walk.Knobs | chain.Knobs | lookup.Knobs
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A variant of a synthetic task: the settings (`knobs`) of its problem generator, under a name. budgets: suggested
-    budgets, in cache entries."""
+    """A variant of a synthetic task: the settings (`knobs`) of its problem generator, under a name."""
 
     name: str
     task: str  # walk, chain or lookup
     knobs: Knobs
     budgets: tuple[int, ...]
-    note: str
 
     def generate(self, seed: int) -> Problem:
         return generate(seed, self.knobs)
@@ -45,16 +43,16 @@ def generate(seed: int, knobs: Knobs) -> Problem:
 
 def _variants() -> Iterator[Variant]:
     digits, lines = walk.Digits, walk.Lines
-    yield Variant("orbit-300", "walk", digits(n_steps=300), (48, 64, 96), "ten facts, read again and again")
-    yield Variant("orbit-300f", "walk", digits(n_steps=300, n_filler=8), (48, 64, 96, 128), "with filler in the prompt")
-    yield Variant("orbit-100", "walk", digits(n_steps=100), (64,), "short, for smoke tests")
-    yield Variant("lines-30", "walk", lines(n_lines=30), (64, 96, 192), "hard: a fact is read about every 150 tokens")
+    yield Variant("orbit-300", "walk", digits(n_steps=300), (48, 64, 96))  # ten facts, read again and again
+    yield Variant("orbit-300f", "walk", digits(n_steps=300, n_filler=8), (48, 64, 96, 128))
+    yield Variant("orbit-100", "walk", digits(n_steps=100), (64,))  # short, for smoke tests
+    yield Variant("lines-30", "walk", lines(n_lines=30), (64, 96, 192))  # hard: a fact is read about every 150 tokens
     eight = lookup.Knobs(n_facts=16, n_ask=8, n_filler=12)
-    yield Variant("lookup-8", "lookup", eight, (64, 96), "eight keys at once")
-    yield Variant("lookup-1", "lookup", replace(eight, n_ask=1), (48, 64), "one key: for methods that evict the prompt")
+    yield Variant("lookup-8", "lookup", eight, (64, 96))
+    yield Variant("lookup-1", "lookup", replace(eight, n_ask=1), (48, 64))  # one key: for methods that evict the prompt
     four = chain.Knobs(n_facts=4, n_steps=4, n_distract=6, n_filler=8)
-    yield Variant("chain-4", "chain", four, (96, 128), "a plan that is read once")
-    yield Variant("chain-8", "chain", replace(four, n_facts=6, n_steps=8, n_filler=10), (192, 256), "a longer plan")
+    yield Variant("chain-4", "chain", four, (96, 128))
+    yield Variant("chain-8", "chain", replace(four, n_facts=6, n_steps=8, n_filler=10), (192, 256))
 
 
 VARIANTS = {variant.name: variant for variant in _variants()}
@@ -65,8 +63,8 @@ def first_eviction(n_prompt: int, budget: int, interval: int) -> int:
 
     n_prompt: tokens of the prompt. budget: in cache entries. interval: in generated tokens. If the prompt is longer
     than the budget, the first eviction comes right after the prefill. Otherwise it comes at the first tick (whole
-    interval of generated tokens) at which the cache holds more than the budget. Before the eviction, the model has
-    already read the full cache to draw one more token. The result therefore counts this token too.
+    interval of generated tokens) at which the cache holds more than the budget. In both cases the model has drawn the
+    next token from the full cache before the eviction; the result counts this token too.
     """
     if n_prompt > budget:
         return 1

@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass
 from itertools import pairwise
 
-from kvbench.taskkit.synthetic.draft import Draft, number, spread
+from kvbench.taskkit.synthetic.draft import Draft, number, plus, spread
 from kvbench.taskkit.synthetic.draw import Draw
 from kvbench.taskkit.synthetic.problem import ANSWER, FACT, FORM, PLAN, RESULT, STEP, Problem, Score, right_steps, said
 from kvbench.taskkit.synthetic.vocabulary import NAMES, REGISTER
@@ -28,8 +28,7 @@ from kvbench.taskkit.synthetic.vocabulary import NAMES, REGISTER
 class Digits:
     """Settings of a walk in which each step is one digit.
 
-    shuffle: True: list the facts in random order; False: sorted by key. The shipped model was trained on 8 to 500 steps
-    and 0 to 8 filler sentences.
+    The shipped model was trained on 8 to 500 steps and 0 to 8 filler sentences.
     """
 
     n_steps: int = 300
@@ -140,11 +139,6 @@ def _swapped(value: int) -> int:
     return value % 10 * 10 + value // 10
 
 
-def _plus(a: int, b: int) -> int:
-    """Add two-digit numbers digit by digit, without carry."""
-    return (a // 10 + b // 10) % 10 * 10 + (a + b) % 10
-
-
 def _cycle_through_00(n_lines: int, draw: Draw) -> tuple[list[int], list[int]]:
     """Draw the facts v of a walk in the form `Lines`, and the `n_lines + 1` values of its register.
 
@@ -152,14 +146,14 @@ def _cycle_through_00(n_lines: int, draw: Draw) -> tuple[list[int], list[int]]:
 
     A line with the register's last digit u swaps the register's two digits, and then adds the fact v[u]. Without the
     swap, the last digit of each value would depend only on the last digit of the value before, and the walk would
-    repeat about three facts.
+    soon need only about three of the ten facts, again and again.
     The facts are drawn such that u -> (u + tens(v[u])) mod 10 permutes the ten digits. With the swap, a line therefore
     permutes the register's 100 values.
     """
     while True:
         values = [(target - u) % 10 * 10 + draw.below(10) for u, target in enumerate(draw.shuffled(range(10)))]
         cycle = [0]
-        while (after := _plus(_swapped(cycle[-1]), values[cycle[-1] % 10])) != 0:
+        while (after := plus(_swapped(cycle[-1]), values[cycle[-1] % 10])) != 0:
             cycle.append(after)
         if len(cycle) > n_lines:
             return values, [*cycle[len(cycle) - n_lines :], 0]

@@ -35,14 +35,7 @@ from kvbench.train.sparse_pass import recomputed, recomputes
 
 
 class DuoRecipe(Recipe):
-    """Trains the mixing weights alpha on retrieval problems.
-
-    `settings.more`: sinks and recent (keys of streaming attention), reg (weight of the penalty).
-
-    Held-out figures: `loss`; `deviation`, the loss without the penalty; `alpha`, the mean alpha; `half`, the deviation
-    when no head mixes: as in the method, the half of the heads with the smallest alpha uses streaming attention, and
-    the other half full attention.
-    """
+    """Trains the mixing weights alpha on retrieval problems."""
 
     name, kind, figure = "duo", "duo", "loss"
 
@@ -126,7 +119,7 @@ class DuoRecipe(Recipe):
             return with_gradient(deviation, [alpha]) if deviation.requires_grad else deviation
 
     def _mixing(self, alpha: dict[int, torch.Tensor]) -> AbstractContextManager[None]:
-        """While the block runs, replace the model's attention by the mixture.
+        """Inside the `with` statement, replace the model's attention by the mixture.
 
         alpha: by layer, one number per KV head; layers without alpha use full attention.
         """

@@ -22,9 +22,9 @@ import torch
 from kvbench.engine.model.weights import model_fields
 from kvbench.eviction.terms.foresight import drop_scores, scorer_shapes
 from kvbench.eviction.terms.objectives import ranking_losses
-from kvbench.train.foresight_moments import Moments
-from kvbench.train.foresight_scorer import MEASURED, ScorerRecipe, TrainedScorer
+from kvbench.train.foresight_scorer import MEASURED, Moments, ScorerRecipe, TrainedScorer
 from kvbench.train.foresight_states import Choice
+from kvbench.train.recipe import with_gradient
 from kvbench.train.traces import Trace
 
 KEPT_BYTES = 6 << 30  # most bytes of recorded evictions in memory; traces beyond are read again when a batch has them
@@ -33,15 +33,8 @@ KEPT_BYTES = 6 << 30  # most bytes of recorded evictions in memory; traces beyon
 class ForesightRecipe(ScorerRecipe):
     """Trains a scorer to drop the entries that the oracle drops.
 
-    `settings.more`:
-        budget, interval: of the evictions. long_budget, long_interval: of the evictions in traces of more than `long`
-            tokens; unused if `long` is 0.
-        features, hidden: inputs and hidden units of the scorer.
-        within: an option of the oracle.
-        margin: of the loss.
-
-    Held-out figures: `loss`, and `agreement`, the share of the oracle's dropped entries that the scorer drops too.
-    Agreement is the main figure, because a scorer with small outputs has a small loss even if it ranks badly.
+    Agreement, the share of the oracle's dropped entries that the scorer drops too, is the main figure, because a scorer
+    with small outputs has a small loss even if it ranks badly.
     """
 
     name, figure, higher = "foresightkv", "agreement", True
@@ -60,7 +53,7 @@ class ForesightRecipe(ScorerRecipe):
         losses = []
         for trace in self.batch(step, share):
             loss = self._ranking(self.trained.scorer(), self._choices(trace))
-            losses.append(self.trained.with_gradient(loss))
+            losses.append(with_gradient(loss, self.trained.parameters.values()))
         return torch.stack(losses).mean(), {}
 
     @torch.no_grad()

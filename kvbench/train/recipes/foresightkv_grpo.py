@@ -27,7 +27,6 @@ frozen.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -36,13 +35,12 @@ from typing import Any
 import torch
 
 from kvbench.engine.model.load import LoadedModel
-from kvbench.engine.model.weights import card_path, find, load_weights, model_fields
+from kvbench.engine.model.weights import find, load_weights, model_fields, read_card
 from kvbench.errors import UserError
 from kvbench.eviction.terms.foresight import Features, scorer_shapes
 from kvbench.eviction.terms.objectives import advantages
 from kvbench.registry import methods
-from kvbench.train.foresight_moments import Moments
-from kvbench.train.foresight_scorer import MEASURED, ScorerRecipe, TrainedScorer
+from kvbench.train.foresight_scorer import MEASURED, Moments, ScorerRecipe, TrainedScorer
 from kvbench.train.foresight_states import Take, TraceReading, ignore
 from kvbench.train.policy_gradient import PolicyGradient
 from kvbench.train.recipe import check_choices, check_least, draw_batch
@@ -56,13 +54,6 @@ AUTO = "auto"
 
 class PolicyRecipe(ScorerRecipe):
     """Trains a scorer by the rewards of evictions that it draws itself.
-
-    `settings.more`:
-        init: the initial scorer. features: its inputs.
-        budget, interval: of the evictions. long_budget, long_interval: of the evictions in traces of more than `long`
-            tokens; unused if `long` is 0.
-        group: readings of a trace.
-        reward, clip, kl: of the loss.
 
     Held-out figures:
         reward: a mean over `group` readings of every trace.
@@ -190,5 +181,5 @@ def _initial(loaded: LoadedModel, location: str, features: Features) -> tuple[di
             "train one with 'kvbench train foresightkv', then give --opt init=PATH."
         )
     tensors = load_weights(weights, loaded.folder, loaded.model.config, loaded.device, loaded.fingerprint)
-    card = json.loads(card_path(find(weights, loaded.folder)).read_text(encoding="utf-8"))
+    card = read_card(find(weights, loaded.folder))
     return tensors, {"sha256": card["sha256"], "command": card["made"].get("command", "")}

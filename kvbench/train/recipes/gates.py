@@ -48,22 +48,8 @@ CHOICES = {"gate": get_args(Gate), "tie": get_args(Tie), "form": get_args(Form),
 
 
 class GateRecipe(TraceRecipe):
-    """The base class of the two recipes that train retention gates on traces.
-
-    `settings.more`:
-        gate: kind of the gates. tie: which layers and heads share the gates' last projection.
-        width: of the gates' hidden layers. bias: initial bias of the last projection.
-        form: of the student's attention.
-        hinge, capacity: form and weight of the capacity loss.
-        budget: for the loss and the held-out figures. interval, horizon: for the held-out figures.
-        recompute: gradient checkpointing (auto, on, off).
-
-    Held-out figures, means over answers:
-        kl: KL(full || evicted) per token, between predictions with the full cache and predictions under eviction at the
-            budget, as in `kvbench replay`.
-        soft_kl: KL(teacher || student).
-        capacity: the capacity loss.
-    """
+    """The base class of the two recipes that train retention gates on traces. Held-out figures are means over
+    answers."""
 
     figure = "kl"
     over: ClassVar[Literal["head", "model"]]  # whether each head has the budget, or the whole model shares it
@@ -162,10 +148,9 @@ class RetentionRecipe(GateRecipe):
 
 
 class Student:
-    """Computes the student's attention, in which entries fade by their gates instead of being evicted.
+    """Computes the student's attention, in which entries fade by their gates (`fading`).
 
-    An entry of age a fades by beta^a. `log_beta` has, for each layer from which methods evict entries, the logarithm of
-    every entry's beta, [b, Hk, T].
+    `log_beta` has the logarithm of every entry's beta, [b, Hk, T], for each layer from which methods evict entries.
     """
 
     def __init__(self, rules: Rules, geometry: Sequence[LayerGeometry], form: Form) -> None:
@@ -176,17 +161,15 @@ class Student:
         columns = self.rules.columns_of_new_tokens(self.geometry[call.layer], call)
         if not columns:  # a layer with a sliding window
             return plain(call)
-        self.log_beta.setdefault(
-            call.layer, columns["log_beta"]
-        )  # keep the first: the backward pass may recompute the layer
+        # Keep the first: the backward pass may recompute the layer.
+        self.log_beta.setdefault(call.layer, columns["log_beta"])
         return fading(call, columns["log_beta"], self.form)
 
 
-def fading(call: AttentionCall, log_beta: torch.Tensor, form: Form, block: int = BLOCK) -> torch.Tensor:
+def fading(call: AttentionCall, log_beta: torch.Tensor, form: Form) -> torch.Tensor:
     """Return the output [b, T, Hq, Dv] of attention in which an entry of age a fades by beta^a.
 
     log_beta: the logarithm of every entry's beta, [b, Hk, T]. form: to what beta^a is applied (`gated_attention`).
-    block: how many queries are computed at a time; fewer take less memory.
     """
 
     def attend_block(first: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -194,7 +177,7 @@ def fading(call: AttentionCall, log_beta: torch.Tensor, form: Form, block: int =
         beta = log_beta[..., : key.shape[2]]
         return gated_attention(query, key, value, beta, form=form, first=first, **scale).transpose(1, 2)
 
-    return in_blocks(call, attend_block, block)
+    return in_blocks(call, attend_block, BLOCK)
 
 
 def _compared(

@@ -29,7 +29,6 @@ from kvbench.replay.reader import Listener, TraceReader
 from kvbench.replay.traces import ForcedTrace
 from kvbench.train.gkv import SparseRecipe
 from kvbench.train.recipe import Settings
-from kvbench.train.sparse_masks import Lifetimes
 from kvbench.train.sparse_pass import Answered, Teacher, add_up
 from kvbench.train.traces import Question, Trace
 
@@ -47,7 +46,6 @@ class DistillRecipe(SparseRecipe):
         # With an adapter no copy of the original is needed: it is the model with its adapter switched off.
         self.teacher: Teacher = self.adapter.switched_off if self.adapter else partial(nullcontext, original)
         self.traces = traces
-        self.lifetimes = Lifetimes()
         self.reader = TraceReader(
             self.loaded,
             self.method,
@@ -117,14 +115,10 @@ class DistillRecipe(SparseRecipe):
         size = self.micro if self.reader.together else 1
         for group in (list(traces_by_name.values()) for traces_by_name in groups.values()):
             for start in range(0, len(group), size):
-                self.reader.read(group[start : start + size], _Silent())
+                self.reader.read(group[start : start + size], Listener())  # the log of evictions is enough
         return answered
 
     def _divergence(self, logits: torch.Tensor, targets: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         wanted = (wanted / self.temperature).log_softmax(dim=-1)
         learned = (logits / self.temperature).log_softmax(dim=-1)
         return (wanted.exp() * (wanted - learned)).sum(dim=-1)
-
-
-class _Silent(Listener):
-    """A listener that does nothing: the training needs only the log of evictions."""

@@ -28,10 +28,9 @@ from kvbench.engine.rules import KeptLog
 from kvbench.eviction import noise
 from kvbench.records import Generation, Sampling
 from kvbench.train import generation_memory
-from kvbench.train.gkv import SparseRecipe, request
+from kvbench.train.gkv import SparseRecipe
 from kvbench.train.logits import by_blocks, logits_of
 from kvbench.train.recipe import Settings
-from kvbench.train.sparse_masks import Lifetimes
 from kvbench.train.sparse_pass import Answered, Part, add_up
 from kvbench.train.traces import Question
 
@@ -53,7 +52,7 @@ class Rollout:
 class RLRecipe(SparseRecipe):
     """Trains the model by group-relative policy optimisation on answers that it generates under eviction.
 
-    `settings.more` also has `group`, the number of answers to each question; `settings.batch` counts questions.
+    The option `group` is the number of answers to each question; `settings.batch` counts questions.
     """
 
     name, figure = "gkv-rl", "reward"
@@ -63,7 +62,6 @@ class RLRecipe(SparseRecipe):
     ) -> None:
         super().__init__(loaded, settings, test)
         self.questions, self.group = questions, int(settings.more["group"])
-        self.lifetimes = Lifetimes()
 
     def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
         rollouts = self.sample(step, share)  # [B][G]
@@ -72,37 +70,37 @@ class RLRecipe(SparseRecipe):
         learnt = []
         for group, row in zip(rollouts, (advantages(rewards, cut) / rewards.numel()).tolist()):
             for rollout, advantage in zip(group, row):
-                o = rollout.answered
+                answered = rollout.answered
                 if advantage:  # an answer with advantage 0 has no gradient
-                    weight = advantage / len(o.answer)
-                    learnt.append(Answered(prompt=o.prompt, answer=o.answer, keys=o.keys, weight=weight))
+                    learnt.append(replace(answered, weight=advantage / len(answered.answer)))
         loss = add_up(self.loaded.model, learnt, self.lifetimes, self._objective, micro=self.micro, again=self.again)
         lengths = [len(r.answered.answer) for group in rollouts for r in group]
-        entropy = self._entropy([r.answered for group in rollouts for r in group])
         figures = {
             "reward": float(rewards.mean()),
             "cut": float(cut.float().mean()),
-            "mixed": float(
-                (rewards.std(dim=1, correction=0) > 0).float().mean()
-            ),  # share of questions whose answers have different rewards
+            # share of questions whose answers have different rewards
+            "mixed": float((rewards.std(dim=1, correction=0) > 0).float().mean()),
             "tokens": sum(lengths) / len(lengths),
-            "entropy": entropy,
+            "entropy": self._entropy([r.answered for group in rollouts for r in group]),
         }
         return loss, figures
 
     def rehearse_loss(self, share: slice) -> torch.Tensor:
         """Compute the loss of two micro-batches in a rehearsal: answers of the greatest length to one question.
 
-        If the method has a budget, first record in `lifetimes`, the log of evictions, one made-up eviction for each
-        answer of this process in a step. share: the questions of a step that this process answers.
+        If the method has a budget, first record one made-up eviction for each answer of this process in a step: only
+        the sizes of its tensors count. share: the questions of a step that this process answers.
         """
         own = self.questions[share.start] if share.start < len(self.questions) else self.questions[0]
         if self.budget is not None:
             copies = self.method.per_query_head
             layers = {g.index: g.query_heads if copies else g.kv_heads for g in self.loaded.geometry if g.evicts}
-            longest = len(own.ids) + own.max_new_tokens
+            longest, device = len(own.ids) + own.max_new_tokens, self.loaded.device
             for key in range((share.stop - share.start) * self.group):
-                self.lifetimes.rehearse(key, layers, longest, self.budget, self.loaded.device)
+                for layer, heads in layers.items():
+                    self.lifetimes(
+                        key, longest, layer, [torch.zeros(self.budget, dtype=torch.int64, device=device)] * heads
+                    )
         answer = own.ids[:1] * own.max_new_tokens
         answers = [Answered(prompt=own.ids, answer=answer, keys=(i, i)) for i in range(2 * self.micro)]
         loss = add_up(self.loaded.model, answers, self.lifetimes, self._objective, micro=self.micro, again=self.again)
@@ -141,7 +139,7 @@ class RLRecipe(SparseRecipe):
         asked = {str(first + index): question for index, question in enumerate(questions)}
         sampling = Sampling(temperature=self.temperature)
         seed = self.settings.seed * 1_000_003 + number
-        requests = [request(q, name, self.group, sampling, seed) for name, q in asked.items()]
+        requests = [q.request(name, self.group, sampling, seed) for name, q in asked.items()]
         engine = self.engine(questions, self.method, self.budget, self.group, log)
         answers = {(g.request.doc_id, g.sample): g for g in engine.generate(requests)}
         return [[_judged(q, answers[name, sample]) for sample in range(self.group)] for name, q in asked.items()]

@@ -20,20 +20,16 @@ from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import SetupError
 from kvbench.eviction.terms.window_attention import window_attention
 from kvbench.train.forward import forward
-from kvbench.train.head_data import Example, encoder, first_ids, is_tiny, source, text_examples, tiny_examples
+from kvbench.train.head_data import Example, is_tiny, source, text_examples, tiny_examples
 from kvbench.train.sparse_masks import SparseAttention
 from kvbench.train.tables import Estimate, OnExample
 
 BLOCK = 512  # queries per attention call
-LONGEST = 4096  # most tokens of an example, even if the model's context is longer
 
 
 def estimate(loaded: LoadedModel, samples: int, seed: int, on_example: OnExample | None = None) -> Estimate:
     """Estimate a model's table for `headkv`, the importance of every query head, from `samples` problems."""
-    if is_tiny(loaded):
-        examples = tiny_examples(samples, seed)
-    else:
-        examples = text_examples(encoder(loaded), samples, seed, first_ids(loaded), min(loaded.context, LONGEST))
+    examples = tiny_examples(samples, seed) if is_tiny(loaded) else text_examples(loaded, samples, seed)
     table = importance(loaded, examples, on_example)
     tokens = sum(len(example.ids) for example in examples)
     made = {"how": "estimated from attention, not trained", "data": source(loaded), "tokens": tokens}

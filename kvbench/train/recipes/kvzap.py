@@ -15,7 +15,7 @@ Letters of shapes: Hq query heads, Hk KV heads, g query heads of a KV head's gro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -42,11 +42,7 @@ TARGETS = ("kvzip+", "kvzip")
 
 
 class ZapRecipe(PredictorRecipe):
-    """Trains the networks of `kvzap` (surrogates) on texts.
-
-    `settings.more`: width (hidden units; 0: no hidden layer), tokens (most tokens of a text), target ("kvzip+", or
-    "kvzip" without the norms).
-    """
+    """Trains the networks of `kvzap` (surrogates) on texts."""
 
     name = kind = "kvzap"
     reads = "a text, the request to repeat it and the text again"
@@ -72,7 +68,7 @@ class ZapRecipe(PredictorRecipe):
         """Return the tokens to read, and the length of the text. The tokens are the text (the trace's prompt and
         answer, cut to `tokens` tokens), the request to repeat it, and the text again."""
         text = trace.ids[: int(self.settings.more["tokens"])]
-        prompt = ReadPrompt(text, 0, 0, self.loaded.tokenizer, Drafts(lambda name: None, self.loaded))
+        prompt = ReadPrompt(text, 0, 0, Drafts(self.loaded))
         [probe] = registry.methods.get("kvzip")(chunk=len(text), sinks=0).probes(prompt)
         return [*text, *probe.tokens], len(text)
 
@@ -96,8 +92,12 @@ class ZapRecipe(PredictorRecipe):
 
     @cached_property
     def outputs(self) -> dict[int, torch.Tensor]:
-        """By layer, a matrix W^T W for every query head, [Hq, dv, dv]; W: the head's part of the output projection."""
-        return _outputs(self.loaded.model, self.layers)
+        """By layer, the Gram matrix W^T W for every query head, [Hq, dv, dv]. W: the head's part of the output
+        projection."""
+        model = self.loaded.model
+        places, heads = projections(model), model_fields(model.config)["num_attention_heads"]
+        matrices = ((i, places[f"{i}.o_proj"].weight.detach().float().unflatten(1, (heads, -1))) for i in self.layers)
+        return {i: torch.einsum("ohd,ohe->hde", w, w) for i, w in matrices}
 
 
 def _sizes(call: AttentionCall, rows: torch.Tensor) -> torch.Tensor:
@@ -106,20 +106,10 @@ def _sizes(call: AttentionCall, rows: torch.Tensor) -> torch.Tensor:
     return call.hidden[0, rows].float().norm(dim=-1, keepdim=True)
 
 
-def _outputs(model: Any, layers: Sequence[int]) -> dict[int, torch.Tensor]:
-    """Return, by layer, the Gram matrix W^T W for every query head, [Hq, dv, dv].
-
-    W: the head's part of the output projection.
-    """
-    places, heads = projections(model), model_fields(model.config)["num_attention_heads"]
-    matrices = ((i, places[f"{i}.o_proj"].weight.detach().float().unflatten(1, (heads, -1))) for i in layers)
-    return {i: torch.einsum("ohd,ohe->hde", w, w) for i, w in matrices}
-
-
 def _output_norms(values: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
     """Return the norms |W_O^h v| [Hk, g, n] of values v [Hk, n, dv], for each query head h of each group.
 
-    gram: the layer's Gram matrices, from `_outputs`.
+    gram: the layer's Gram matrices, from `ZapRecipe.outputs`.
     """
     by_group = gram.unflatten(0, (len(values), -1))
     return torch.einsum("knd,kgde,kne->kgn", values, by_group, values).clamp_min(0).sqrt()

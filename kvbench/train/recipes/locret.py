@@ -31,11 +31,7 @@ BLOCK = 64  # queries whose logits are in memory at a time
 
 
 class LocretRecipe(PredictorRecipe):
-    """Trains the retaining heads of `locret` on answers.
-
-    `settings.more`: width (hidden units); tokens (how many tokens at the beginning of a prompt have targets); smooth
-    (weight of the smoothness term).
-    """
+    """Trains the retaining heads of `locret` on answers."""
 
     name = kind = "locret"
     reads = "a prompt and its answer"

@@ -12,8 +12,8 @@ layer and query head:
 Only P and the adapter are trained. The prompt's keys and values depend on neither, so the prompt is read once, without
 a gradient.
 
-Letters of shapes: L layers that are evicted (without a sliding window, or with one that holds the longest text), Hq
-query heads, T tokens of the prompt, n keys.
+Letters of shapes: L layers from which methods evict entries (without a sliding window, or with one that holds the
+longest text), Hq query heads, T tokens of the prompt, n keys.
 """
 
 from __future__ import annotations

@@ -22,18 +22,16 @@ from kvbench.engine.attention.interface import AttentionCall
 from kvbench.engine.attention.rope import read_rope
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.weights import model_fields
-from kvbench.eviction.rope import Rope
 from kvbench.eviction.terms.series import table_shapes
 from kvbench.taskkit.synthetic.draw import Draw
 from kvbench.taskkit.synthetic.problem import HELD_OUT
 from kvbench.taskkit.synthetic.variants import VARIANTS
 from kvbench.taskkit.synthetic.vocabulary import ids
 from kvbench.train.forward import forward
-from kvbench.train.head_data import encoder, first_ids, is_tiny, text_examples
+from kvbench.train.head_data import is_tiny, text_examples
 from kvbench.train.sparse_masks import plain
 from kvbench.train.tables import Estimate, OnExample
 
-LONGEST = 4096  # most tokens of a text, even if the model's context is longer
 TINY_TEXTS = ("lookup-8", "chain-4", "orbit-300")
 
 
@@ -51,8 +49,7 @@ def estimate(loaded: LoadedModel, samples: int, seed: int, on_example: OnExample
 def _texts(loaded: LoadedModel, samples: int, seed: int) -> list[tuple[int, ...]]:
     """Return texts as token ids: problems with solutions for the built-in model, English texts for other models."""
     if not is_tiny(loaded):
-        longest = min(loaded.context, LONGEST)
-        return [e.ids for e in text_examples(encoder(loaded), samples, seed, first_ids(loaded), longest)]
+        return [example.ids for example in text_examples(loaded, samples, seed)]
     draw = Draw("mean queries", seed)  # below: seeds of problems that no evaluation uses
     problems = [VARIANTS[name].generate(draw.below(HELD_OUT)) for name in islice(cycle(TINY_TEXTS), samples)]
     return [tuple(ids([*problem.prompt_pieces, *problem.solution_pieces])) for problem in problems]
@@ -71,29 +68,19 @@ def mean_queries(
     shapes = table_shapes(model_fields(loaded.model.config))
     mean, modulus = (torch.zeros(shapes[name], dtype=torch.float64) for name in ("mean", "modulus"))
     layers = {g.index for g in geometry if g.evicts}
-    collector = _Collector(mean, modulus, read_rope(loaded.model, geometry), layers)
+    rope = read_rope(loaded.model, geometry)
+
+    def add_queries(call: AttentionCall) -> torch.Tensor:
+        if call.layer in layers:
+            queries = rope.rotate(call.query, -torch.arange(call.query.shape[2], device=call.query.device))
+            lengths = rope.moduli(queries)
+            mean[call.layer] += queries[0].double().sum(dim=1).cpu()
+            modulus[call.layer, :, : lengths.shape[-1]] += lengths[0].double().sum(dim=1).cpu()
+        return plain(call)
+
     for done, text in enumerate(texts, start=1):
-        forward(loaded.model, collector, input_ids=torch.tensor([list(text)], device=loaded.device))
+        forward(loaded.model, add_queries, input_ids=torch.tensor([list(text)], device=loaded.device))
         if on_example is not None:
             on_example(done)
     tokens = sum(map(len, texts))
     return (mean / tokens).float(), (modulus / tokens).float()
-
-
-class _Collector:
-    """Computes a model's attention, and adds up its queries before RoPE.
-
-    Each query is added to `mean`, and the lengths of its pairs of dimensions to `modulus`. layers: the layers whose
-    queries are added.
-    """
-
-    def __init__(self, mean: torch.Tensor, modulus: torch.Tensor, rope: Rope, layers: set[int]) -> None:
-        self.mean, self.modulus, self.rope, self.layers = mean, modulus, rope, layers
-
-    def __call__(self, call: AttentionCall) -> torch.Tensor:
-        if call.layer in self.layers:
-            queries = self.rope.rotate(call.query, -torch.arange(call.query.shape[2], device=call.query.device))
-            lengths = self.rope.moduli(queries)
-            self.mean[call.layer] += queries[0].double().sum(dim=1).cpu()
-            self.modulus[call.layer, :, : lengths.shape[-1]] += lengths[0].double().sum(dim=1).cpu()
-        return plain(call)

@@ -25,9 +25,9 @@ SLACK = 8  # tokens that an answer may exceed the solution by: one that does not
 
 
 @torch.inference_mode()
-def solve(model: Any, tokenizer: Any, variant: Variant, n_problems: int, first: int = 0) -> list[Score]:
-    """Let the model solve `n_problems` held-out problems of a variant, from number `first` on; return their scores."""
-    problems = [variant.generate(HELD_OUT + first + i) for i in range(n_problems)]
+def solve(model: Any, tokenizer: Any, variant: Variant, n_problems: int) -> list[Score]:
+    """Let the model solve `n_problems` held-out problems of a variant; return their scores."""
+    problems = [variant.generate(HELD_OUT + i) for i in range(n_problems)]
     prompts = tokenizer([p.prompt for p in problems], return_tensors="pt")["input_ids"]  # [problems, prompt]
     length = prompts.shape[1]
     limit = len(problems[0].solution_pieces) + 1 + SLACK

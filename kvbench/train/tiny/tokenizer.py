@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from kvbench.taskkit.synthetic.vocabulary import END, PAD, SIZE, TOKENS
 
 CUT = r" ?S[1-9][0-9]?(?![0-9A-Za-z])| ?[A-Za-z]+| ?[0-9]| ?[^\sA-Za-z0-9]|\s"
 
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] + '\\n' }}{% endfor %}"
+
+_BYTES: dict[int, str] = bytes_to_unicode()  # for each byte, the letter that stands for it in a byte-level vocabulary
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -34,19 +37,6 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
-
-
-def _byte_letters() -> list[str]:
-    """Return, for each byte, the letter that stands for it in a byte-level vocabulary.
-
-    A printable character stands for itself; other bytes get letters from U+0100 on.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    spare = iter(range(0x100, 0x200))
-    return [chr(byte if byte in printable else next(spare)) for byte in range(256)]
-
-
-_BYTES = _byte_letters()
 
 
 def _spelled(text: str) -> str:

@@ -3,8 +3,7 @@
 From random weights, training stalls for two reasons. With QK-norm and head size 32, no head becomes sharp enough to
 attend to the previous token alone. And digit sums give no gradient until a head attends to both operands at once. So
 some heads initially attend to fixed offsets, and one head is initially an induction head. The norms and one embedding
-channel begin as constants. All other weights begin at random, except those set for these heads. All weights are
-trained.
+channel begin as constants, all remaining weights at random. All weights are trained.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ def test_the_drop_of_a_family_is_that_of_its_strictest_step() -> None:
     draw = np.random.default_rng(10)
     family = [paired(draw.random((30, 4)), draw.random((30, 4)), permutations=1) for _ in range(8)]
     for one, judged in zip(family, judge(family)):
-        assert judged.smallest_drop == pytest.approx(smallest_drop(one.se, 29, alpha=0.05 / 8, sides=2, tail=one.tail))
-        assert judged.smallest_drop > one.drop(0.05) > smallest_drop(one.se, 29)
+        assert judged.smallest_drop == pytest.approx(smallest_drop(one.se, 29, alpha=0.05 / 8, tail=one.tail))
+        assert judged.smallest_drop > one.drop(0.05) > smallest_drop(one.se, 29, alpha=0.1)
 
 
 def found_at_its_printed_drop(noise: np.ndarray, sizes: list[int], family: int) -> float:
@@ -88,7 +88,7 @@ def test_the_printed_drop_is_right_on_average_however_questions_agree(
 def test_sign_flips_of_equal_clusters_have_the_drop_of_the_t_test() -> None:
     rows = np.random.default_rng(21).normal(size=(200, 12))
     flips = np.mean([flips_drop([(value, 1.0) for value in row]) for row in rows])
-    t = np.mean([smallest_drop(row.std(ddof=1) / math.sqrt(12), 11, sides=2) for row in rows])
+    t = np.mean([smallest_drop(row.std(ddof=1) / math.sqrt(12), 11, alpha=0.05) for row in rows])
     assert flips == pytest.approx(t, rel=0.015)
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from kvbench.scoring.judge import JudgeError, KeyRefused, Reply, compare, grading, prompts, rate
+from kvbench.scoring.judge import JudgeError, KeyRefused, Reply, asking, compare, prompts, rate
 from kvbench.sources.data import Data
 from kvbench.task import Services
 from kvbench.taskkit.names import get_task
@@ -36,7 +36,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Stub]:
         """One function of the question, or texts in turn."""
         texts = iter(replies)
         stub = Stub(replies[0] if callable(replies[0]) else lambda user: next(texts))
-        monkeypatch.setattr(grading, "connect", lambda services: stub)
+        monkeypatch.setattr(asking, "connect", lambda services: stub)
         return stub
 
     return install

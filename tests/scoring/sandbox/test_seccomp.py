@@ -20,9 +20,9 @@ class Filter:
     """A filter with its process id filled in, and an interpreter for the instructions that it uses."""
 
     def __init__(self, machine: str, opened: tuple[str, ...] = ()) -> None:
-        made = build(machine, opened)
-        program = bytearray(made.program)
-        for offset in made.pid_offsets:
+        made, offsets = build(machine, opened)
+        program = bytearray(made)
+        for offset in offsets:
             struct.pack_into("=I", program, offset, PID)
         self.code = list(struct.iter_unpack("=HBBI", bytes(program)))
         self.arch, self.numbers = AUDIT_ARCH[machine], NUMBERS[machine]

@@ -163,7 +163,7 @@ def test_check_finds_what_was_downloaded_before(data: Callable, tmp_path: Path) 
         "check lines table", "fetch lines table --out d", "check lines table --json", folder=tmp_path
     )
     assert before.code == 3
-    assert "error: data of 2 of 2 tasks are missing or wrong: lines (missing), table (missing)." in before.err
+    assert "2 of 2 tasks are missing, wrong or only a sample: lines (missing), table (missing)." in before.err
     assert (fetch.code, after.code) == (0, 0)
     rows = json.loads(after.out)["tasks"]
     assert [(row["source"], row["revision"], row["state"]) for row in rows] == [("hub", PINNED, "ok")] * 2

@@ -54,5 +54,11 @@ def kvpress_budget(case: Case) -> int:
     return max(1, int(case.seen[0] * (1 - case.hyper["compression_ratio"])))
 
 
+def kept_prompt(case: Case) -> int:
+    """Return the number of first prompt tokens that Random Attention's code protects in its modes "..._pp"."""
+    h = case.hyper
+    return int(min(h["prefill"], h["token_budget"] - h["residual_length"] - 1))
+
+
 def kvpress_plans(method: str, **options: Any) -> Callable[[Case], list[CasePlan]]:
     return lambda case: [CasePlan(method=method, options=options, budget=kvpress_budget(case))]

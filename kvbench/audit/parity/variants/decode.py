@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kvbench.audit.parity.cases import Case
@@ -78,17 +79,11 @@ def _h2o_prefill(case: Case) -> list[CasePlan]:
     return [CasePlan(method="h2o", options=options, budget=h["max_capacity_prompt"])]
 
 
-def _streaming(sizes: Callable[[Case, dict[str, Any]], tuple[int, int]]) -> Callable[[Case], list[CasePlan]]:
-    """Return the function that makes the plan of a StreamingLLM case.
-
-    sizes: returns the number of sinks and the budget, given a case and its hyperparameters.
-    """
-
-    def make(case: Case) -> list[CasePlan]:
-        sinks, budget = sizes(case, case.hyper)
-        return [CasePlan(method="streaming-llm", options={"sinks": sinks}, budget=budget)]
-
-    return make
+def _streaming(case: Case, sizes: Callable[[Case, dict[str, Any]], tuple[int, int]]) -> list[CasePlan]:
+    """Plan a StreamingLLM case. sizes: returns the number of sinks and the budget, given a case and its
+    hyperparameters."""
+    sinks, budget = sizes(case, case.hyper)
+    return [CasePlan(method="streaming-llm", options={"sinks": sinks}, budget=budget)]
 
 
 VARIANTS: Variants = {
@@ -101,15 +96,17 @@ VARIANTS: Variants = {
     ("h2o", "h2o_real_drop"): _h2o_real_drop,
     ("h2o", "gkv_repo_sum_form"): _gkv_repo,
     ("h2o", "kvcache_factory_prefill"): _h2o_prefill,
-    ("streamingllm", "official_call"): _streaming(lambda _, h: (h["start_size"], h["start_size"] + h["recent_size"])),
-    ("streamingllm", "official_evict_for_space"): _streaming(  # evicts before `num_coming` tokens arrive
-        lambda _, h: (h["start_size"], h["start_size"] + h["recent_size"] - h["num_coming"])
+    ("streamingllm", "official_call"): partial(
+        _streaming, sizes=lambda _, h: (h["start_size"], h["start_size"] + h["recent_size"])
     ),
-    ("streamingllm", "decode_rkv_repo"): _streaming(lambda _, h: (h["first_tokens"], h["budget"])),
-    ("streamingllm", "kvcache_factory_prefill"): _streaming(  # there, every kept token outside the window is a sink
-        lambda _, h: (h["max_capacity_prompt"] - h["window_size"], h["max_capacity_prompt"])
+    ("streamingllm", "official_evict_for_space"): partial(  # evicts before `num_coming` tokens arrive
+        _streaming, sizes=lambda _, h: (h["start_size"], h["start_size"] + h["recent_size"] - h["num_coming"])
     ),
-    ("streamingllm", "kvpress_prefill"): _streaming(lambda case, h: (h["n_sink"], kvpress_budget(case))),
+    ("streamingllm", "decode_rkv_repo"): partial(_streaming, sizes=lambda _, h: (h["first_tokens"], h["budget"])),
+    ("streamingllm", "kvcache_factory_prefill"): partial(  # there, every kept token outside the window is a sink
+        _streaming, sizes=lambda _, h: (h["max_capacity_prompt"] - h["window_size"], h["max_capacity_prompt"])
+    ),
+    ("streamingllm", "kvpress_prefill"): partial(_streaming, sizes=lambda case, h: (h["n_sink"], kvpress_budget(case))),
     ("knorm", "kvpress_prefill"): kvpress_plans("knorm"),
     ("tova", "kvpress_prefill"): kvpress_plans("tova", recent=1),
 }

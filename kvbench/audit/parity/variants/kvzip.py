@@ -19,7 +19,7 @@ def _kvzip_score(case: Case) -> list[CasePlan]:
     """Return one plan per step of the case.
 
     Every step evicts from the same full cache: first in mode "pair" at each of the case's ratios, then in mode
-    "uniform" at each ratio. In mode "pair" entries compete over the whole model, in mode "uniform" within each head.
+    "uniform" at each ratio.
     """
     h = case.hyper
     prefix, ratios = h["prefix_len"], h["ratios"]
@@ -59,8 +59,8 @@ def _at_budget(case: Case, step: int, entries: int) -> list[set[int]]:
 
     The next best entries are added, or the worst removed. The reference may keep another number of entries for two
     reasons. Let n be the reference's budget for the whole model. The reference keeps only entries that score above the
-    n-th best entry, which may be fewer than n. And n need not be a multiple of the number of heads, while kvbench gives
-    every head the same budget.
+    n-th best entry, and fewer than n entries may do so. And n need not be a multiple of the number of heads, while
+    kvbench gives every head the same budget.
     """
     kept, prefix = case.kept(step), case.hyper["prefix_len"]
     scores = case.tensors[f"aux.score.{step}"]  # [units, tokens after the prefix]

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvbench.audit.parity.cases import Case
 from kvbench.audit.parity.variants.case_plan import CasePlan, NotCoveredError, Variants
-from kvbench.lazy import torch
+from kvbench.eviction.terms.published_checkpoints import SCORERS, scorer
 
 
 def _foresightkv_training(case: Case) -> list[CasePlan]:
@@ -31,24 +31,18 @@ def _foresightkv_evaluation(case: Case) -> list[CasePlan]:
 
 
 def _foresightkv(case: Case, prompt_len: int, states: dict[str, str], prefix: int = 0, **options: Any) -> CasePlan:
+    weights = {name: case.tensors[f"weights.{name.replace('.', '_')}"] for name in SCORERS}
     return CasePlan(
         method="foresightkv",
         options={"features": "released8", "sampling": False} | options,
         budget=case.hyper["budget"],
         prefix=prefix,
         prompt_len=prompt_len,
-        weights=scorer(case),
+        weights=scorer([weights]),
         scores=_drop_scores,
         states=states,
         resume=lambda evictions: {"chunk": evictions + 1.0},  # the file's sums include the newest chunk
     )
-
-
-def scorer(case: Case) -> dict[str, torch.Tensor]:
-    """Return the weights of a case's scorer (the network that scores entries), under the names that kvbench uses. They
-    are for one layer of the model."""
-    w = {name: case.tensors[f"weights.{name}"][None] for name in ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias")}
-    return {"w1": w["fc1_weight"], "b1": w["fc1_bias"], "w2": w["fc2_weight"][..., 0], "b2": w["fc2_bias"][..., 0]}
 
 
 def _drop_scores(case: Case, step: int) -> list[dict[int, float]]:
@@ -115,7 +109,7 @@ def _worths(case: Case, step: int) -> list[dict[int, float]]:
 def _trimkv(case: Case, method: str, options: dict[str, Any]) -> CasePlan:
     h = case.hyper
     if not all(all(case.kept(step)) for step in range(len(case.seen))):
-        raise NotCoveredError("the reference leaves a head without entries; kvbench always keeps one per head")
+        raise NotCoveredError("the reference leaves a head without entries; kvbench keeps at least one in every head")
     full, strict = h["memory_size"] + h["buffer_size"], "layer_wise" in h["strategy"]
 
     def due(held: float, seen: int) -> bool:

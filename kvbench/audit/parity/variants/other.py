@@ -37,8 +37,8 @@ def _morphkv(case: Case) -> list[CasePlan]:
     if llama and case.tensors["q"].shape[1] > case.heads:
         first = max(prompt, int(capacity * h["evict_after"]) + 1) + 1
         reason = (
-            "with grouped queries, the Llama code drops different tokens from its logits and its keys, so from the "
-            "second eviction on they no longer match"
+            "with grouped queries, the Llama code drops other tokens from its logits than from its keys, so logits "
+            "and keys no longer match from the second eviction on"
         )
         if first not in case.seen:
             raise NotCoveredError(f"{reason}; the first eviction, at token {first}, is not in the file")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from kvbench.audit.parity.cases import Case
-from kvbench.audit.parity.variants.case_plan import CasePlan, NotCoveredError, Variants, kvpress_budget
+from kvbench.audit.parity.variants.case_plan import CasePlan, NotCoveredError, Variants, kept_prompt, kvpress_budget
 from kvbench.audit.parity.variants.snapkv import kvpress_label
 from kvbench.eviction.new_tokens import NewTokens
 from kvbench.eviction.rope import Rope
@@ -61,26 +62,17 @@ def predictions(case: Case) -> torch.Tensor:
     return torch.cat([log_worth(new) for new in layers])
 
 
-def _random(prompt: str) -> Any:
-    """Return the function that makes the plan of a case of Random Attention.
-
-    prompt: the value of the option `prompt` of the method `random`.
-    """
-
-    def make(case: Case) -> list[CasePlan]:
-        h = case.hyper
-        options = {"recent": h["residual_length"], "prompt": prompt, "cap": h.get("prompt_cap", 512)}
-        return [_as_engine(case, "random", options, draws=True)]
-
-    return make
+def _random(case: Case, prompt: str) -> list[CasePlan]:
+    """Plan a case of Random Attention. prompt: the value of the option `prompt` of the method `random`."""
+    h = case.hyper
+    options = {"recent": h["residual_length"], "prompt": prompt, "cap": h.get("prompt_cap", 512)}
+    return [_as_engine(case, "random", options, draws=True)]
 
 
 def _recency(case: Case) -> list[CasePlan]:
-    """Plan a case whose reference keeps the prompt and the newest tokens. The plan's method is streaming-llm, with the
-    protected part of the prompt as sinks."""
-    h = case.hyper
-    prompt = min(h["prefill"], h["token_budget"] - h["residual_length"] - 1)
-    return [_as_engine(case, "streaming-llm", {"sinks": prompt})]
+    """Plan a case whose reference keeps the newest tokens and the first `kept_prompt` tokens of the prompt. The plan's
+    method is streaming-llm, with these prompt tokens as sinks."""
+    return [_as_engine(case, "streaming-llm", {"sinks": kept_prompt(case)})]
 
 
 def _as_engine(case: Case, method: str, options: dict[str, Any], **more: Any) -> CasePlan:
@@ -88,33 +80,26 @@ def _as_engine(case: Case, method: str, options: dict[str, Any], **more: Any) ->
     return CasePlan(method=method, options=options, budget=h["token_budget"], prompt_len=h["prefill"], **more)
 
 
-def _triattention(level: str) -> Any:
-    """Return the function that makes the plan of a TriAttention case.
-
-    level: the value of the option `level` of the method `triattention`.
-    """
-
-    def make(case: Case) -> list[CasePlan]:
-        h, t = case.hyper, case.tensors
-        if h["allow_prefill_compression"] is False and h["prefill"] >= h["budget"]:
-            raise NotCoveredError(
-                "the prompt fills the budget: the reference cuts the prompt and drops all generated tokens"
-            )
-        if h["pruning_seed"] is not None:
-            raise NotCoveredError("the reference adds noise to the scores")
-        options = {"level": level, "reach": h["offset_max_length"], "over": h["score_aggregation"]}
-        options |= {"group": h["layer_perhead_aggregation"], "normalize": h["normalize_scores"]}
-        options |= {"trig": not h["disable_trig"], "spread": not h["disable_mlr"]}
-        options["prompt"] = "score" if h["allow_prefill_compression"] else "keep"
-        weights = {"mean": torch.cat([t["q_mean_real"], t["q_mean_imag"]], dim=-1), "modulus": t["q_abs_mean"]}
-        rope = Rope(t["inv_freq"].double())
-        more: dict[str, Any] = {"weights": weights, "rope": rope, "due": lambda held, seen: True}
-        return [CasePlan(method="triattention", options=options, budget=h["budget"], prompt_len=h["prefill"], **more)]
-
-    return make
+def _triattention(case: Case, level: str) -> list[CasePlan]:
+    """Plan a TriAttention case. level: the value of the option `level` of the method `triattention`."""
+    h, t = case.hyper, case.tensors
+    if h["allow_prefill_compression"] is False and h["prefill"] >= h["budget"]:
+        raise NotCoveredError(
+            "the prompt fills the budget: the reference cuts the prompt and drops all generated tokens"
+        )
+    if h["pruning_seed"] is not None:
+        raise NotCoveredError("the reference adds noise to the scores")
+    options = {"level": level, "reach": h["offset_max_length"], "over": h["score_aggregation"]}
+    options |= {"group": h["layer_perhead_aggregation"], "normalize": h["normalize_scores"]}
+    options |= {"trig": not h["disable_trig"], "spread": not h["disable_mlr"]}
+    options["prompt"] = "score" if h["allow_prefill_compression"] else "keep"
+    weights = {"mean": torch.cat([t["q_mean_real"], t["q_mean_imag"]], dim=-1), "modulus": t["q_abs_mean"]}
+    rope = Rope(t["inv_freq"].double())
+    more: dict[str, Any] = {"weights": weights, "rope": rope, "due": lambda held, seen: True}
+    return [CasePlan(method="triattention", options=options, budget=h["budget"], prompt_len=h["prefill"], **more)]
 
 
-PROTECTED = "the reference protects the prompt and scores by {}; in kvbench --protect does this, not a method"
+PROTECTED = "the reference scores by {} and protects the prompt; in kvbench --protect, not a method, protects prompts"
 REASONS = {
     ("random_attention", "attn_rkv_pp"): PROTECTED.format("the engine's R-KV"),
 }
@@ -123,10 +108,10 @@ VARIANTS: Variants = {
     ("kvzap", "kvpress_topk"): _kvzap_top,
     ("kvzap", "kvpress_threshold_prefill"): _kvzap_threshold,
     ("kvzap", "kvpress_threshold_decode"): _kvzap_threshold,
-    ("triattention", "official_per_head"): _triattention("head"),
-    ("triattention", "official_per_layer_head"): _triattention("layer_head"),
-    ("triattention", "official_union"): _triattention("all"),
-    ("random_attention", "random_pp"): _random("all"),
-    ("random_attention", "random_pcap"): _random("cap"),
+    ("triattention", "official_per_head"): partial(_triattention, level="head"),
+    ("triattention", "official_per_layer_head"): partial(_triattention, level="layer_head"),
+    ("triattention", "official_union"): partial(_triattention, level="all"),
+    ("random_attention", "random_pp"): partial(_random, prompt="all"),
+    ("random_attention", "random_pcap"): partial(_random, prompt="cap"),
     ("random_attention", "recency_pp"): _recency,
 }

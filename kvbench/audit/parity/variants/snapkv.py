@@ -130,7 +130,7 @@ def _within(case: Case, step: int, budget: int, window: int, sizes: Sequence[int
     With `sizes` (entries per head of each layer), each set is cut to the size of its layer. Without `sizes`, sets are
     cut only if together they exceed the budget: in a case of one layer, all heads lose about equally many entries; in a
     case of several layers, all layers lose about equally many, and within a layer all heads exactly equally many. If
-    the case has no scores, no set is cut.
+    the case has no scores, no set is cut. The newest `window` tokens always stay.
     """
     kept, scores = case.kept(step), case.scores(step)
     if scores is None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from kvbench.audit.parity.cases import Case
-from kvbench.audit.parity.variants.case_plan import CasePlan, NotCoveredError, Variants, kvpress_budget
+from kvbench.audit.parity.variants.case_plan import CasePlan, NotCoveredError, Variants, kept_prompt, kvpress_budget
 from kvbench.audit.parity.variants.snapkv import kvpress_label, windowed_budget
 from kvbench.eviction.new_tokens import NewTokens
 from kvbench.eviction.terms.value_norm import VALUE_NORM, projected_norms, shares
@@ -19,7 +18,8 @@ def _lagkv_kvpress(case: Case) -> list[CasePlan]:
     sinks, lag, rest = h["n_sink"], h["lag_size"], case.seen[0] - h["n_sink"]
     if budget < sinks + lag + (rest % lag if rest >= 2 * lag else 0):
         raise NotCoveredError(
-            "the budget is below sinks plus tail: kvpress keeps an arbitrary part of them, kvbench refuses it"
+            "the budget is below sinks plus tail: kvpress keeps an arbitrary part of both, kvbench refuses such "
+            "a budget"
         )
     options = {"sinks": h["n_sink"], "lag": h["lag_size"], "cross": h["cross_scoring"]}
     return [CasePlan(method="lagkv", options=options, budget=budget)]
@@ -31,15 +31,16 @@ def _lagkv_official(case: Case) -> list[CasePlan]:
     return [CasePlan(method="lagkv", options=options | {"value_weight": h["score_v_ratio"]}, budget=None)]
 
 
-def _norms(case: Case, layer: int) -> torch.Tensor:
-    """Return the norms of a layer's projected values, [heads, tokens].
-
-    They are computed from the values and the projection matrix that the file holds.
-    """
-    values, matrix = case.tensors["v"][layer][None], case.tensors["wo"][layer]  # [1, H, T, d], [D, Hq d]
-    by_head = matrix.T.unflatten(0, (-1, values.shape[-1]))
-    new = NewTokens(layer=layer, hidden=values, keys=values, values=values, layer_weights={"o_proj": by_head})
-    return projected_norms(new)[0]
+def _norms(case: Case) -> torch.Tensor:
+    """Return the norms of projected values, [layers, heads, tokens], from the values and the projection matrices that
+    the file holds."""
+    norms = []
+    for layer in range(case.layers):
+        values, matrix = case.tensors["v"][layer][None], case.tensors["wo"][layer]  # [1, H, T, d], [D, Hq d]
+        by_head = matrix.T.unflatten(0, (-1, values.shape[-1]))
+        new = NewTokens(layer=layer, hidden=values, keys=values, values=values, layer_weights={"o_proj": by_head})
+        norms.append(projected_norms(new)[0])
+    return torch.stack(norms)
 
 
 def _criticalkv(case: Case) -> list[CasePlan]:
@@ -49,19 +50,15 @@ def _criticalkv(case: Case) -> list[CasePlan]:
     options = {"base": kvpress_label(case), "epsilon": h["epsilon"], "rho": h["first_stage_ratio"]}
     if int(budget * options["rho"]) != first:
         options["rho"] = (first + 0.5) / budget
-    return [_with_norms(case, "criticalkv", options, budget)]
+    return [CasePlan(method="criticalkv", options=options, budget=budget, initial={VALUE_NORM.name: _norms(case)})]
 
 
 def _criticaladakv(case: Case) -> list[CasePlan]:
     h = case.hyper
     options = {"base": kvpress_label(case), "epsilon": h["epsilon"], "rho": h["first_stage_ratio"], "ada": True}
     options["floor_alpha"] = h["alpha_safeguard"]
-    return [_with_norms(case, "criticalkv", options, windowed_budget(case))]
-
-
-def _with_norms(case: Case, method: str, options: dict[str, Any], budget: int, **more: Any) -> CasePlan:
-    norms = torch.stack([_norms(case, layer) for layer in range(case.layers)])
-    return CasePlan(method=method, options=options, budget=budget, initial={VALUE_NORM.name: norms}, **more)
+    budget = windowed_budget(case)
+    return [CasePlan(method="criticalkv", options=options, budget=budget, initial={VALUE_NORM.name: _norms(case)})]
 
 
 def _defensivekv(case: Case) -> list[CasePlan]:
@@ -74,14 +71,13 @@ def _defensivekv(case: Case) -> list[CasePlan]:
         )
     options = {"window": window, "kernel": h["kernel_size"], "forced": limit}
     options["level"] = "model" if case.variant.startswith("layer") else "layer"
-    plan = _with_norms(case, "defensivekv", options, budget)
-    norms = plan.initial[VALUE_NORM.name]
-    initial = {VALUE_NORM.name: shares(norms, dim=1)}
-    return [replace(plan, initial=initial, kept=partial(_without_surplus, budget=budget))]
+    initial, kept = {VALUE_NORM.name: shares(_norms(case), dim=1)}, partial(_without_surplus, budget=budget)
+    return [CasePlan(method="defensivekv", options=options, budget=budget, initial=initial, kept=kept)]
 
 
 def _without_surplus(case: Case, step: int, budget: int) -> list[set[int]]:
-    """Return the entries that the reference kept in each head; where they exceed kvbench's budget, leave out the worst.
+    """Return the entries that the reference kept in each head. If heads that share a budget keep more than kvbench's
+    budget allows, leave out their worst entries.
 
     The reference may keep more than kvbench, because it rounds down the budget of all heads together, while kvbench
     rounds down the budget of each head. If the case has no scores, no entry is left out.
@@ -112,14 +108,8 @@ def _engine(case: Case, method: str, options: dict[str, Any], **more: Any) -> li
 def _caote(case: Case) -> list[CasePlan]:
     options = {"kernel": 5 if case.hyper["smooth"] else 1}
     if case.hyper["mode"].endswith("_pp"):
-        options["sinks"] = _prompt(case)
+        options["sinks"] = kept_prompt(case)
     return _engine(case, "caote", options)
-
-
-def _prompt(case: Case) -> int:
-    """Return how many tokens at the beginning of the prompt are protected."""
-    h = case.hyper
-    return int(min(h["prefill"], h["token_budget"] - h["residual_length"] - 1))
 
 
 def _vase(case: Case) -> list[CasePlan]:
@@ -130,7 +120,7 @@ def _vase(case: Case) -> list[CasePlan]:
     options = {"large": h.get("n_large", 0), "kernel": 5 if h["smooth"] else 1, "draw": draws, "compat": "reference"}
     options["sinks"] = h.get("n_sink", 0) if "sink" in h["mode"] else 0
     if h["mode"].endswith("_pp"):  # another repository, which sorts its entries
-        options |= {"sinks": _prompt(case), "large": _prompt(case) + options["large"], "compat": "none"}
+        options |= {"sinks": kept_prompt(case), "large": kept_prompt(case) + options["large"], "compat": "none"}
     return _engine(case, "vase", options, draws=draws, exponential=True)
 
 

@@ -7,6 +7,7 @@ limit that cannot be set is left out instead.
 
 import base64
 import ctypes
+import fcntl
 import os
 import resource
 import signal
@@ -113,10 +114,7 @@ def seccomp(value: tuple[str, list[int]]) -> None:
 
 STEPS: dict[str, Callable[[Any], None]] = {
     step.__name__: step
-    for step in (
-        *(limit, environment, session, user, parent, privileges),
-        *(landlock, descriptors, seccomp),
-    )
+    for step in (limit, environment, session, user, parent, privileges, landlock, descriptors, seccomp)
 }
 
 
@@ -185,8 +183,6 @@ def sealed(data: bytes, seals: bool) -> int:
             plain.write(data)
             plain.seek(0)
             return os.dup(plain.fileno())
-    import fcntl
-
     file = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     view = memoryview(data)
     while view:
