@@ -141,7 +141,8 @@ class LiveCodeBench(Task):
 
 
 def _grade(program: str, tests: list[Any], doc: Doc, sandbox: Sandbox) -> Grades:
-    """Run a program on the tests; return the verdicts of LiveCodeBench's checker and of an ordinary process.
+    """Run a program on the tests; return two verdicts: that of LiveCodeBench's checker, and the one if the program
+    runs as an ordinary process.
 
     If there is no program, both verdicts are failures. Raises TestDataError for a problem without tests, because any
     program would pass.

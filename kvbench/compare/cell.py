@@ -109,8 +109,8 @@ class Cell:
             absent.
         digest: a hash of all answers.
         options: all options of the method, as JSON text.
-        decisions: by question, which entries the cell's method kept while it read a stored answer to the question
-            again; empty if no decisions were recorded.
+        decisions: by question, hashes of the positions that the cell's method kept in each layer at each eviction while
+            it read a stored answer to the question again; empty if no decisions were recorded.
     """
 
     key: Key

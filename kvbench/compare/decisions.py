@@ -4,8 +4,8 @@ again.
     side = decided(side, config, inputs)      # loads the model and replays
     first = first_decision(base, new)         # base, new: the cell on the two sides
 
-When two versions of a method generate their own answers, the texts differ from some token on. All later decisions then
-differ because the texts do. Decisions are therefore compared on texts that do not depend on the method: the first
+The answers that two versions of a method generate may differ from some token on. All later decisions then differ
+because the texts do. Decisions are therefore compared on texts that do not depend on the method: the first
 answers of the full cache. Decisions are always recorded with the code that is installed now, so no comparison takes
 them from a run's folder. `kvbench compare RUN --save FILE --replay` records them for a later comparison.
 """

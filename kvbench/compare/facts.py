@@ -117,9 +117,10 @@ def of_record(name: str, record: Mapping[str, Any], task: str) -> str | None:
 
 
 def differences(base: Cell, new: Cell, *, mapped: bool = False) -> list[Difference]:
-    """Return the facts in which two cells differ. An unknown value differs from a known value, except for facts that
-    must be equal (`REFUSED`). mapped: the user compares two models (or two revisions of one model) on purpose. Then a
-    difference in a fact of `MAPPED` (the model's revision, the adapter) has the class "subject" and is no error."""
+    """Return the facts in which two cells differ. If one value is unknown, a fact that must be equal (`REFUSED`)
+    counts as equal, and any other fact counts as different. mapped: the user compares two models (or two revisions of
+    one model) on purpose. Then a difference in a fact of `MAPPED` (the model's revision, the adapter) has the class
+    "subject" and is no error."""
     found = []
     for name in FACTS:
         mine, theirs = base.facts.get(name), new.facts.get(name)

@@ -1,10 +1,10 @@
-"""Prints an outcome of a comparison for GitHub Actions: annotations on stdout, which are workflow commands, and a
-summary in Markdown.
+"""Formats an outcome of a comparison for GitHub Actions: annotations, which are workflow commands, and a summary in
+Markdown.
 
 The format is https://docs.github.com/actions/reference/workflow-commands. `%`, CR and LF are escaped, and in titles
-also `:` and `,`. The Markdown goes to the file that the variable GITHUB_STEP_SUMMARY names. Without this variable it
-goes to stdout, where GitHub reads every line that begins with `::` as a command. The Markdown then stands between the
-command `::stop-commands::` and its end mark.
+also `:` and `,`. `kvbench compare` prints the annotations, and appends the Markdown to the file that the variable
+GITHUB_STEP_SUMMARY names. Without this variable it prints the Markdown to stdout, where GitHub reads every line that
+begins with `::` as a command. The Markdown then stands between the command `::stop-commands::` and its end mark.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class PromptImages:
         """
         inside = [i for i, (start, end) in enumerate(self.images.spans) if first < end and start < last]
         if any(self.images.spans[i][0] < first or self.images.spans[i][1] > last for i in inside):
-            raise ValueError(f"the prompt's tokens {first} to {last} hold only a part of an image")
+            raise ValueError(f"the prompt's tokens from {first} up to {last}, exclusive, hold only a part of an image")
         given = joined([self.read[i] for i in inside])
         made = {name: on_device(model, value) for name, value in given.items()}
         return made if self.axes is None else made | {"position_ids": self._rotary(self.axes, first, last)}

@@ -77,7 +77,7 @@ def plan_cell(
     """Plan one cell of a run.
 
     Args:
-        sequences: number of samples of the whole cell, also of those whose rows are stored already.
+        sequences: number of samples of the whole cell, including those whose rows are stored already.
         slots: the number of slots, or "auto": as many as fit into memory, but no more than `sequences` or `MOST_SLOTS`.
         budget, interval, max_tokens, max_output, tail, prefill_chunk, prefill, backend: see `Engine`.
         max_prompt: most tokens that are read as one prompt; None: `max_tokens`.

@@ -247,10 +247,8 @@ class Scratch:
         return self._acting(acting, shown, lambda views: acting.observe(views[0]))[0]
 
     def _acting(self, acting: Method, shown: Shown, act: Callable[[Sequence[LayerView]], Any]) -> tuple[int, int]:
-        """Return the most bytes while `act` runs on views of these sizes.
-
-        Also return how many of these bytes are the views' copies of entries: 0 if views show the cache's own memory.
-        """
+        """Return two numbers: the most bytes in use while `act` runs on views of the sizes in `shown`, and how many of
+        these bytes are the views' copies of entries (0 if views show the cache's own memory)."""
         made = 0
         try:
             rules = self.meta.rules(acting)

@@ -32,11 +32,11 @@ class Wrapper(Method):
 
 
 def delegate(cls: Any, *more: str) -> None:
-    """Let a class whose objects wrap a method, `self.inner`, take the `DECLARATIONS` and `more` from that method.
+    """Let a class take the `DECLARATIONS` and `more` from the method that its objects wrap, `self.inner`.
 
-    What the class defines itself stays, except `stacked`, `protect`, `unscored` and `replaced`. `protect` follows the
-    option `protection` of the wrapping method, else the option of `inner`, else the protection that `inner` declares.
-    `min_budget` is the larger of the wrapping method's own and that of `inner`.
+    What the class itself defines stays, except `stacked`, `protect`, `unscored` and `replaced`. The protection in force
+    is the one in the wrapper's option `protection`, else the one in the option of `inner`, else the one that `inner`
+    declares. Unless the class itself defines `min_budget`, it is the larger of the inherited value and that of `inner`.
     """
     own = vars(cls).keys() - {"stacked"}  # `Method` sets `stacked` in every class that defines `score`
     for name in (*DECLARATIONS, *more):

@@ -1,7 +1,7 @@
 """Finds which of the answers that a replay reads are right.
 
-Answers of a run have the run's scores. Answers that the replay generated are scored here; for this, the task's scores
-must need neither a judge nor programs to run.
+Answers of a run have the run's scores. Answers that the replay generated are scored here; this needs a task that is
+scored without a judge and without running programs.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def best_per_budget(
     cells: Sequence[ScoreCell], scores: Sequence[Mapping[str, list[float]]], clusters: Mapping[str, str]
 ) -> list[Best]:
     """Return the best methods at each budget at which two or more methods have scores. A budget is left out if no
-    question has scores of all its methods.
+    question has scores of all methods at this budget.
 
     scores: for each cell, the samples' scores by question. clusters: the cluster of each question.
     """

@@ -1,7 +1,7 @@
 """Forward and backward passes of a model under eviction masks, for a micro-batch of sequences at a time.
 
-Letters: b sequences, S tokens in the longest sequence, H heads of the cache, D hidden size, V vocabulary. The last n of
-the S positions hold the answers of all sequences. The losses of t of these n positions are computed at a time.
+Letters: b sequences, S tokens in the longest sequence, H heads of the cache, D hidden size, V vocabulary. The answers
+of all sequences lie within the last n of the S positions. Losses are computed for t of these n positions at a time.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def add_up(
         objective: the loss of each token.
         micro: sequences per micro-batch.
         again: recompute activations in the backward pass instead of keeping them.
-        teacher: returns a context manager that yields the teacher, a model whose predictions with the full cache
-            `objective` gets too. None: the loss needs no teacher.
+        teacher: returns a context manager that yields the teacher model. `objective` then also gets the teacher's
+            logits, which are computed with the full cache. None: the loss needs no teacher.
     """
     device = next(model.parameters()).device
     total = torch.zeros((), device=device)

@@ -199,8 +199,8 @@ def _sockets(stack: contextlib.ExitStack, folder: Path, token: str) -> dict[str,
 
 @contextlib.contextmanager
 def _listening(sockets: Mapping[str, socket.socket], aims: Targets) -> Iterator[None]:
-    """Start a thread that accepts connections to the sockets and records them in `aims` until the `with` statement
-    ends."""
+    """Start a thread that receives what is sent to the sockets, until the `with` statement ends. It records in `aims`
+    the names of the sockets that were reached, and the bytes."""
     done = threading.Event()
 
     def serve() -> None:

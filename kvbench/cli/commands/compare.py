@@ -155,7 +155,8 @@ def _both_decided(old: Side, now: Side, mapping: Mapping[str, str], typed: Mappi
 
 
 def _decided(side: Side, typed: Mapping[str, Any]) -> Side:
-    """Record decisions: let the installed code read a run's answers again, and return the run with the decisions.
+    """Return the run with its decisions: the entries that the methods keep. The installed code makes them now, while
+    the model reads the run's answers again.
 
     A run's folder may come from anyone. kvbench therefore asks the hub only for names that the user gave.
     """

@@ -70,7 +70,8 @@ def fetch(
 ) -> None:
     """Download the data of tasks into a folder, for --data or KVBENCH_DATA on any machine.
 
-    Data in the folder that are complete and correct are kept. After an interruption, the same command continues.
+    Data in the folder that are complete and correct are kept, except with --data-revision. After an interruption, the
+    same command continues.
     """
     load_plugins(plugin or [])
     folder = Path(out or os.environ.get("KVBENCH_DATA") or "data").expanduser()

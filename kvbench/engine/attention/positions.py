@@ -73,8 +73,8 @@ def check_states(model: Any, states: Sequence[StateShape]) -> None:
             last = read(start, end, pieces)
     if any(_differ(*both, model) for both in zip(whole, last, strict=True)):
         raise UserError(
-            f"model type {quote(model.config.model_type)} is not supported: its layers do not continue their state "
-            "when a text is read in several passes. Choose another model."
+            f"model type {quote(model.config.model_type)} is not supported: when it reads a text in several passes, "
+            "its layers do not continue their state, or it ignores the positions that it gets. Choose another model."
         )
 
 

@@ -75,7 +75,8 @@ class Store:
         self.geometry, self.queries, self.hidden, self.states = geometry, queries, hidden, states
 
     def install(self, packed: PackedLayer, slots: Sequence[int], index: torch.Tensor, seen: int) -> None:
-        """Copy one sequence's entries, queries and states in this layer to several slots.
+        """Copy one sequence's entries, newest queries and hidden states, and the method's states, all of this layer, to
+        several slots. The base class copies all but the entries, which subclasses add.
 
         seen: tokens of the sequence; index: `slots` as a tensor.
         """
@@ -120,7 +121,8 @@ class RowPlaces:
         self._biases: dict[tuple[int, torch.device], torch.Tensor] = {}
 
     def of(self, store: torch.Tensor) -> torch.Tensor:
-        """Return the indices [S * heads] in a tensor [S, heads, width, D], flattened to [-1, D]."""
+        """Return where each head of each slot stores its new vector: row indices [S * heads] into `store`
+        [S, heads, width, D], flattened to [-1, D]."""
         slots, heads, width, _ = store.shape
         kind = heads, width, store.device
         if kind not in self._rows:

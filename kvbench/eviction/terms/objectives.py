@@ -33,7 +33,7 @@ def ranking_losses(scores: torch.Tensor, wanted: torch.Tensor, margin: float) ->
 
 
 def ranking_loss(scores: torch.Tensor, wanted: torch.Tensor, margin: float) -> torch.Tensor:
-    """Return the mean of `ranking_losses` over the sets that have an ordered pair; 0 if none has one."""
+    """Return the mean of `ranking_losses` over the sets with a pair wanted_i > wanted_j; 0 if no set has one."""
     losses, counts = ranking_losses(scores, wanted, margin)
     return losses.sum() / counts.sum().clamp_min(1)
 

@@ -214,7 +214,8 @@ def _add(blocks: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _newest(paid: torch.Tensor, age: int, counts: Sequence[int]) -> torch.Tensor:
-    """Return [..., len(counts), N]: for each n in counts, the sum of `paid` over its queries among the newest n of all.
+    """Return [..., len(counts), N]: for each n in counts, the sum of `paid` over those queries of the block that are
+    among the newest n of all queries.
 
     paid: [..., r, N], the attention of a block of r queries, oldest first. age: number of queries from the block's
     first to the newest of all, both included.

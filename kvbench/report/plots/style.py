@@ -2,8 +2,8 @@
 
 The colours follow Okabe and Ito's palette, which people with any colour vision can tell apart; on a dark ground they
 are lighter. The full cache has a colour of its own. If a report has more than seven methods besides the full cache,
-colours repeat, and dashes tell up to four methods of one colour apart. Up to eight methods, the full cache included,
-also differ in the shape of their points. A figure of so few methods can therefore be read in black and white.
+colours repeat, and dashes tell up to four methods of one colour apart. If a report has up to eight methods, the full
+cache included, they also differ in the shape of their points: its figures with points can be read in black and white.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ def edge_interval(scores: Scores, means: Floats, repeats: float, level: float) -
 
 
 def _trials(scores: Scores) -> int:
-    """Return the number of 0/1 trials by which a question's mean score is represented. It is the mean number of samples
-    per question, but at most MOST_TRIALS and, if a score lies between 0 and 1, at least SHARES."""
+    """Return how many 0/1 trials stand for the mean score of one question: the mean number of samples per question,
+    but at most MOST_TRIALS. If a score lies strictly between 0 and 1, the result is at least SHARES."""
     import numpy as np
 
     every = np.concatenate([np.asarray(question, dtype=float) for question in scores])

@@ -37,7 +37,7 @@ def sign_flip(diffs: Sequence[float] | Floats, *, permutations: int = 10_000, se
 
 
 def _random_parts(values: Floats, permutations: int, seed: int) -> Floats:
-    """Return `permutations` sums, each over a random subset that contains every value with probability 1/2.
+    """Return `permutations` sums, each over a random subset of `values`: each value is in it with probability 1/2.
 
     The values are taken in eights: a random byte picks a subset of eight values, and the sum of this subset is looked
     up among the sums of all 256 subsets. This is five times as fast as a product with a matrix of signs.

@@ -56,7 +56,8 @@ class Placement:
         """Return the executor for a run on this device; None if this process executes all jobs itself.
 
         on_cpus: how many local workers a run on CPUs has if the user gave no number. Raises KVBenchError if the cluster
-        cannot be used, if there are fewer GPUs than workers, or for a device with a number (cuda:1) in a cluster.
+        cannot be used, for a device with a number (cuda:1) in a cluster, or if local workers or a new Ray cluster need
+        more GPUs than this machine has. An existing cluster is not checked for this.
         """
         if self.name == "local":
             return self._local(order, device, on_cpus)

@@ -61,9 +61,10 @@ WORD_LISTS = {
 
 
 class Sources:
-    """The texts that RULER's prompts are made of, read from the run's data source.
+    """The texts that RULER's prompts are made of, and a sentence splitter.
 
-    Every method raises SetupError if its texts are unavailable.
+    `words` come from the package wonderwords, and the splitter is nltk's. All other texts are read from the run's data
+    source. Every method raises SetupError if what it needs is unavailable.
     """
 
     def __init__(self, source: DataSource, task: str) -> None:
