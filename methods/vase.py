@@ -86,9 +86,11 @@ class VaSE(Method):
         return (paid / -view.noise().clamp(1e-20, 1 - 2**-24).log()).float() if self.draw else paid
 
     def _slots(self, view: LayerView, place: torch.Tensor, older: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the column of ranks with compat=reference, else nothing. Ranks give the released code's storage order.
+        """Return the column of ranks if compat=reference, otherwise no columns. A rank is the place at which the
+        released code stores an entry.
 
-        The rank of an older entry that stays is its `place`, that of a sink its position. All other ranks are NaN.
+        place: the order in which entries are chosen, from 0, after the sinks; older: the entries outside the window. An
+        older entry that stays has its `place` as rank; a sink has its position. All other entries have NaN.
         """
         if not self.columns():
             return {}

@@ -76,7 +76,8 @@ def refuse_secrets(gathered: Gathered) -> None:
 
 
 def member_name(member: Any) -> str:
-    """Return a method, budget or task as the user types it. member: a task, a budget, or a method's (name, options)."""
+    """Return the name of a member of an axis as the user types it; a method's name comes without its options. member: a
+    task, a budget, an interval, or a method's (name, options)."""
     return member if isinstance(member, str) else label(member) if not isinstance(member, tuple) else str(member[0])
 
 

@@ -238,12 +238,12 @@ class LayerView:
         among: torch.Tensor,
         order: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Smooth scores [b, Hk, N] along the text over the entries marked in `among` (stride 1, same length).
+        """Smooth scores [b, Hk, N] along the text over the entries marked in `among` (stride 1, same length);
+        entries not in `among` become -inf.
 
-        Neighbours are the next cached entries in text order or, if given, in `order` (indices as from `text_order`).
-        `order` must list the marked entries one after the other. Max pooling ignores all other entries. Average pooling
-        counts them as 0 and divides by `kernel` at the ends too (zero padding), as the methods' released code does.
-        Entries not in `among` become -inf.
+        Neighbours are adjacent in `order` (indices as from `text_order`); None: in text order. In `order`, no other
+        entry may stand between two marked ones. Max pooling ignores entries that are not marked. Average pooling counts
+        them as 0 and divides by `kernel` at the ends too (zero padding), as the methods' released code does.
         """
         if order is None:
             order = self.text_order()

@@ -75,7 +75,8 @@ def allowed() -> tuple[str, ...] | None:
 
 
 def may_ask(name: str) -> bool:
-    """Return whether kvbench may download this model, or the data of this task."""
+    """Return whether the `with only(...)` block around this call lets kvbench download this model, or the data of this
+    task. True outside such a block."""
     return _named is None or name in _named
 
 

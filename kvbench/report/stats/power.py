@@ -79,10 +79,10 @@ def flips_drop(
     if this test finds no drop.
 
     `clusters`: (sum of differences, number of questions) of each cluster. `alpha`: the level. `tail`: as in
-    `smallest_drop`. The drop is computed from half the width of the test's own interval. The similarity of a cluster's
-    questions is not estimated, because a few clusters hardly show it. The calculation treats the half width as that of
-    a t interval over the same number of equal clusters. In simulations, the drop is nearly the same multiple of the
-    half width whatever the sizes of the clusters: 1.43 times the half width at level 5% and power 80%.
+    `smallest_drop`. The drop is computed from half the width of the test's own interval, as if this were a t interval
+    over the same number of equal clusters. How alike the questions of a cluster are is not estimated, because a few
+    clusters hardly show it. In simulations, the ratio of drop to half width hardly depends on the sizes of the
+    clusters; it is 1.43 at level 5% and power 80%.
     """
     import numpy as np
     from scipy.special import stdtrit
