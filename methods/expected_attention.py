@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from kvbench.eviction.api import Method, Needs, Protect, State, option
 from kvbench.eviction.rope import Rope
+from kvbench.eviction.terms.blocks import in_blocks
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 from kvbench.registry import methods
@@ -92,17 +93,29 @@ class ExpectedAttention(Method):
         if self.covariance:
             spread = view.states["spread"] / view.states["count"].clamp_min(1)[:, None, None, None]
             spread = (turn[:, None] @ spread @ turn[:, None].transpose(-1, -2)).view(b, heads, -1, d, d)
-            bend = [((keys @ spread[:, :, i]) * keys).sum(dim=-1) for i in range(spread.shape[2])]
-            logits = logits + 0.5 * view.scaling**2 * torch.stack(bend, dim=2)
+            logits = logits + 0.5 * view.scaling**2 * _squares(keys, spread)
         return logits
+
+
+def _squares(keys: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
+    """Return k^T S k [b, Hk, g, N] for keys k [b, Hk, N, d] and covariances S [b, Hk, g, d, d]."""
+
+    def of_rows(some: slice) -> torch.Tensor:
+        k, s = keys[some], spread[some]
+        return torch.stack([((k @ s[:, :, head]) * k).sum(dim=-1) for head in range(s.shape[2])], dim=2)
+
+    return in_blocks(keys, keys.shape[1:].numel(), of_rows)
 
 
 def mean_rotation(rope: Rope, start: torch.Tensor, count: int, d: int) -> torch.Tensor:
     """Return RoPE's rotation averaged over positions start .. start + count - 1: [b, d, d] float32, for start [b]."""
     frequencies = rope.frequencies.to(start.device, torch.float64)
-    ahead = torch.arange(count, device=start.device, dtype=torch.float64)
-    angles = (start.double()[:, None] + ahead)[..., None] * frequencies  # [b, count, r / 2]
-    cos, sin = angles.cos().mean(dim=1).float(), angles.sin().mean(dim=1).float()
+    ahead = torch.arange(count, device=start.device, dtype=torch.float64)[:, None] * frequencies  # [count, r / 2]
+    angles = start.double()[:, None] * frequencies  # [b, r / 2]
+    # The mean of the rotations by start + n is the rotation by start times the mean of those by n.
+    mean_cos, mean_sin = ahead.cos().mean(dim=0), ahead.sin().mean(dim=0)
+    cos = (angles.cos() * mean_cos - angles.sin() * mean_sin).float()
+    sin = (angles.sin() * mean_cos + angles.cos() * mean_sin).float()
     half = len(frequencies)
     first = torch.arange(half, device=start.device)
     first, second = (2 * first, 2 * first + 1) if rope.interleaved else (first, first + half)

@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvbench.errors import SetupError, quote
 from kvbench.registry import tasks
 from kvbench.scoring import judge
 from kvbench.scoring.boxed import after_thinking
@@ -77,6 +78,12 @@ class MTBench(Task):
 
     def _doc(self, row: Mapping[str, Any]) -> Doc:
         name, category = str(row["question_id"]), str(row["category"])
+        if category in WITH_REFERENCE and name not in _references():
+            raise SetupError(
+                f"data of task {quote(self.name)}: the judge needs a reference answer to question {quote(name)} of "
+                f"category {quote(category)}, but kvbench has reference answers to MT-Bench's own questions only. "
+                "Leave the question out, or give it another category."
+            )
         return Doc(
             doc_id=name,
             turns=tuple(Turn(question=text) for text in row["turns"]),

@@ -68,13 +68,14 @@ def _print(plan: TrainingPlan, data: str | None) -> None:
     share = settings["batch"] // plan.device.processes
     own = {name: value for name, value in settings.items() if name in entry.options}
     prompt = f"prompt {plan.prompt:,}" + ("" if plan.known else " (assumed; --opt max_prompt=N limits prompts)")
+    within = f"; assumed: each text fits into a sliding window, {plan.window:,} tokens" if plan.window else ""
     items = {"answers": "questions or texts", "questions": "questions", "examples": "examples"}[entry.learns_from]
     facts = {
         "data": data or (f"problems of {', '.join(entry.tasks)}" if entry.tasks else "its own texts"),
         "collect": f"{settings['samples']:,} {items}, and {entry.held_out} held out",
         "steps": f"{settings['steps']:,}, batch {settings['batch']} ({share} per process)",
         "settings": ", ".join(f"{name}={value}" for name, value in own.items()),
-        "longest": f"{prompt}, answer {plan.answer:,} tokens",
+        "longest": f"{prompt}, answer {plan.answer:,} tokens{within}",
         "device": _device(plan),
     }
     for name, text in facts.items():

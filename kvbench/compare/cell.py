@@ -15,7 +15,8 @@ from pathlib import Path
 from kvbench.eviction.budget import Budget, label
 
 MARK = 2  # characters of a mark, which stands for an answer (see `mark`)
-NO_MARK = "." * MARK  # the mark of a sample without an answer
+NO_MARK = "." * MARK  # the mark of a sample that was not run
+FAILED = ".f"  # the mark of a sample that failed, so that it has no answer or its answer could not be scored
 # Three numbers of entries per layer and KV head, each the maximum over a question's answers: after an eviction, at any
 # time, and the sum of budget and interval, which bounds the entries while decoding.
 ENTRIES = ("entries_after_evict", "entries_peak", "bound")
@@ -88,7 +89,7 @@ class Question:
     @property
     def answered(self) -> tuple[int, ...]:
         """The numbers, from 0, of the samples that have an answer."""
-        return tuple(sample for sample in range(len(self.scores)) if self.mark(sample) != NO_MARK)
+        return tuple(sample for sample in range(len(self.scores)) if self.mark(sample) not in (NO_MARK, FAILED))
 
     def share(self, count: str) -> float:
         """Return the total of a count divided by the number of the question's answers, which must not be 0. count: a

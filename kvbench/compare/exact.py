@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvbench.compare.cell import NO_MARK, Cell
+from kvbench.compare.cell import Cell
 from kvbench.compare.matching import Pair
 from kvbench.errors import bare
 from kvbench.store.schema import natural
@@ -61,10 +61,8 @@ def first_difference(pair: Pair, base: Output, new: Output) -> First | None:
     places = []
     for question in sorted(pair.shared, key=natural):
         mine, theirs = pair.base.questions[question], pair.new.questions[question]
-        for sample in range(min(len(mine.scores), len(theirs.scores))):
-            marks = mine.mark(sample), theirs.mark(sample)
-            if marks[0] != marks[1] and NO_MARK not in marks:
-                places.append((question, sample))
+        both = sorted({*mine.answered} & {*theirs.answered})
+        places += [(question, sample) for sample in both if mine.mark(sample) != theirs.mark(sample)]
     if not places:
         return None
     question, sample = places[0]

@@ -2,11 +2,11 @@
 
     absent(matched, new, stages)        # the cells that new lacks
     of_pairs(pairs, new)                # how many scores of one cell new lacks
-    is_begun(pair, new)                 # whether the new cell is unfinished
+    is_unfinished(pair, new)            # whether the new cell may get more rows
 
 base and new are the two sides. A score of base is missing in new if new lacks the question or the sample, or has no
-score for the sample. Missing scores do not count if the new cell is unfinished (`is_begun`): such a cell is compared on
-the scores that it has.
+score for the sample. In an unfinished cell only failed samples count: the others may still get a score, and the cell is
+compared on the scores that it has.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 
-from kvbench.compare.cell import Key, Side
+from kvbench.compare.cell import FAILED, Key, Question, Side
 from kvbench.compare.matching import Matched, Pair
 
 
@@ -32,23 +32,28 @@ def absent(matched: Matched, new: Side, stages: int) -> list[Key]:
 
 def of_pairs(pairs: Sequence[Pair], new: Side) -> int:
     """Return how many scores of one cell base has and new lacks. pairs: for each seed, the cell on both sides."""
-    return sum(_of_pair(pair) for pair in pairs if not is_begun(pair, new))
+    return sum(_of_pair(pair, is_unfinished(pair, new)) for pair in pairs)
 
 
-def is_begun(pair: Pair, new: Side) -> bool:
-    """Return whether the new cell has an answer, and a run from which its rows come is unfinished.
-
-    A cell of an unfinished run is not excused if all its rows so far have failed: it has no answer.
-    """
-    answers = any(question.answers for question in pair.new.questions.values())
-    return answers and any(run in new.unfinished for run in pair.new.run.split(", "))
+def is_unfinished(pair: Pair, new: Side) -> bool:
+    """Return whether a run from which the new cell's rows come is unfinished."""
+    return any(run in new.unfinished for run in pair.new.run.split(", "))
 
 
-def _of_pair(pair: Pair) -> int:
-    scores = {name: question.scores for name, question in pair.new.questions.items()}
-    both = ((mine.scores, scores.get(name, ())) for name, mine in pair.base.questions.items())
-    # a: the base's score of a sample, b: the new score of the same sample; None: missing
-    return sum(a is not None and b is None for old, new in both for a, b in zip_longest(old, new))
+def _of_pair(pair: Pair, unfinished: bool) -> int:
+    lost = [
+        (pair.new.questions.get(name), sample)
+        for name, mine in pair.base.questions.items()
+        for sample in _unscored(mine, pair.new.questions.get(name))
+    ]
+    return sum(not unfinished or (theirs is not None and theirs.mark(sample) == FAILED) for theirs, sample in lost)
+
+
+def _unscored(base: Question, new: Question | None) -> list[int]:
+    """Return the numbers, from 0, of the samples of a question that have a score in base and none in new. new: None if
+    new lacks the question."""
+    both = zip_longest(base.scores, new.scores if new else ())
+    return [sample for sample, (old, now) in enumerate(both) if old is not None and now is None]
 
 
 def _other_seed(key: Key, there: Collection[Key]) -> bool:

@@ -12,7 +12,7 @@ Verdicts of a cell:
                     over all cells of the tier
     undecided       the bound is at most -M, and the test does not reject; `drop`: how large a drop the test would find
     missing         new lacks something that base has: the cell, a score of a sample, or a figure with a limit
-                    (in an unfinished cell, see `lost.is_begun`, missing scores and figures do not count)
+                    (in an unfinished cell, see `lost.is_unfinished`, only scores of failed samples count as missing)
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def _with_measures(one: Judged, policy: Policy, new: Side) -> Judged:
     in base and unknown in new, the verdict becomes "missing", unless the cell is unfinished in new."""
     limited = [m for m in one.measures if m.name in policy.limits]
     unknown = [m.words for m in limited if m.lost]
-    if unknown and not any(lost.is_begun(pair, new) for pair in one.pairs):
+    if unknown and not any(lost.is_unfinished(pair, new) for pair in one.pairs):
         one = _missing(one, f"{', '.join(unknown)}: limited by the policy, and known in base but not in new")
     reasons = [f"{m.words}: {m.base:g} before, {m.new:g} now" for m in one.measures if m.more]
     for m in limited:

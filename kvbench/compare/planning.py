@@ -8,12 +8,17 @@ the questions with several samples; t_95 and t_80 are quantiles of Student's t. 
 answers with independent noise. If both runs sample with the same noise, their answers to a question are correlated, and
 fewer questions suffice. Two cases have rules of their own: one sample per question (see `_noise`), and scores that
 never vary (see `needed`).
+
+The comparison takes its variance and its degrees of freedom from clusters, which are questions of one source. The plan
+does the same: if deviations in a cluster add up, v is larger than the mean of 2 v_q (see `_noise`), and the degrees of
+freedom of t count clusters. The plan assumes that further questions come in clusters of the same sizes.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,7 +26,7 @@ from kvbench.compare.cell import Cell, Side
 from kvbench.compare.policy import Policy
 from kvbench.compare.words import few
 from kvbench.errors import bare
-from kvbench.report.stats import ALPHA, fewest_clusters
+from kvbench.report.stats import ALPHA, Clusters, fewest_clusters
 from kvbench.report.stats.power import POWER
 
 SAMPLES = (1, 4, 8, 16, 32, 64)
@@ -34,8 +39,9 @@ class Plan:
     """What one cell needs to show "no worse than the margin".
 
     questions: how many questions the cell has. needed: for each number of samples per question, how many questions the
-    cell needs. samples: how many samples per question the cell needs with the questions that it has; None if no number
-    of samples suffices, because the cell has too few questions.
+    cell needs. independent: the same if no two questions shared a source. samples: how many samples per question the
+    cell needs with the questions that it has; None if no number of samples suffices, because the cell has too few
+    questions or clusters.
     """
 
     cell: str
@@ -43,85 +49,129 @@ class Plan:
     questions: int
     variance: float  # variance of the difference between two runs' scores of one sample
     needed: dict[int, int]
+    independent: dict[int, int]
     samples: int | None
     source: str  # of `variance`: "samples", "mean score" (one sample per question: an upper limit) or "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Noise:
+    """The variance between the samples of a question, averaged over questions.
+
+    alone: this variance. clustered: the same, or more if the deviations of a cluster's questions add up. size: the size
+    of a question's cluster (`Clusters.mean_size`). source: see `Plan.source`.
+    """
+
+    alone: float
+    clustered: float
+    size: float
+    source: str
 
 
 def plans(side: Side, policy: Policy) -> Iterator[Plan]:
     for key in sorted(side.cells, key=lambda key: key.order()):
         cell, margin = side.cells[key], policy.margin_of(key)
-        noise, source = _noise(cell)
-        variance = 2 * noise
-        if not margin > 0 or math.isnan(variance):
+        noise = _noise(cell)
+        if not margin > 0 or noise is None:
             continue
-        there = len(cell.questions)
+        there, variance = len(cell.questions), 2 * noise.clustered
         yield Plan(
             cell=bare(key.cell),
             margin=margin,
             questions=there,
             variance=variance,
-            needed={k: needed(variance / k, margin) for k in SAMPLES},
-            samples=_samples(variance, margin, there),
-            source=source if variance else "none",
+            needed={k: needed(variance / k, margin, noise.size) for k in SAMPLES},
+            independent={k: needed(2 * noise.alone / k, margin) for k in SAMPLES},
+            samples=_samples(variance, margin, there, noise.size),
+            source=noise.source if variance else "none",
         )
 
 
-def needed(variance: float, margin: float) -> int:
-    """Return how many questions are needed to show "no worse than the margin" with 80% power; at least 5.
+def needed(variance: float, margin: float, size: float = 1.0) -> int:
+    """Return how many questions are needed to show "no worse than the margin" with 80% power; at least 5 clusters.
 
-    variance: the variance of a question's difference between two runs. If it is 0, no score varies. The result is then
-    the number of questions whose unchanged scores suffice to show that scores fall on at most the share `margin` of all
-    questions. A result above `MOST_QUESTIONS` means only that more than `MOST_QUESTIONS` are needed.
+    variance: the variance of a question's difference between two runs. size: how many questions a cluster has. If the
+    variance is 0, no score varies. The result is then the number of questions whose unchanged scores suffice to show
+    that scores fall on at most the share `margin` of all questions. A result above `MOST_QUESTIONS` means only that
+    more than `MOST_QUESTIONS` are needed.
     """
+    fewest = math.ceil(FEWEST * size)
     if variance == 0:  # no score varies: bound the share of all questions that may differ
-        return max(FEWEST, math.ceil(-math.log(2 * ALPHA) / margin))
-    # The margin that n questions show falls as n grows. If no count suffices, the result is MOST_QUESTIONS + 1.
-    counts = range(FEWEST, MOST_QUESTIONS + 1)
-    return FEWEST + bisect_left(counts, True, key=lambda n: _reach(n) * math.sqrt(variance / n) <= margin)
+        return max(fewest, math.ceil(-math.log(2 * ALPHA) / margin * size))
+    # The margin that n questions show falls as n grows. If no count suffices, the result is above MOST_QUESTIONS.
+    counts = range(fewest, MOST_QUESTIONS + 1)
+    return fewest + bisect_left(counts, True, key=lambda n: _reach(n / size) * math.sqrt(variance / n) <= margin)
 
 
-def _samples(variance: float, margin: float, questions: int) -> int | None:
-    if questions < FEWEST or (variance == 0 and questions < needed(variance, margin)):
+def _samples(variance: float, margin: float, questions: int, size: float) -> int | None:
+    if questions < FEWEST * size or (variance == 0 and questions < needed(variance, margin, size)):
         return None
-    return max(1, math.ceil(variance * (_reach(questions) / margin) ** 2 / questions))
+    return max(1, math.ceil(variance * (_reach(questions / size) / margin) ** 2 / questions))
 
 
-def _reach(questions: int) -> float:
+def _reach(clusters: float) -> float:
     """Return the smallest margin M for which a comparison of two runs without a true difference shows "no worse than
     M" with 80% power. M is in standard errors of the difference between the runs."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(questions - 1, 1 - ALPHA) + stdtrit(questions - 1, POWER))
+    return float(stdtrit(clusters - 1, 1 - ALPHA) + stdtrit(clusters - 1, POWER))
 
 
-def _noise(cell: Cell) -> tuple[float, str]:
-    """Return the variance between the samples of a question, as a mean over questions, and the source of this number
-    (see `Plan.source`).
+def _noise(cell: Cell) -> _Noise | None:
+    """Return the noise of a cell's scores; None if the cell has no scores.
 
-    If every question has one sample, the variance is unknown; its upper limit p (1 - p), where p is the mean score,
-    takes its place. The variance is NaN if the cell has no scores.
+    The variance between the samples of a question is averaged over the questions with several samples. For `clustered`,
+    deviations from the questions' means are first summed over a cluster, sample by sample. The variance of these sums
+    is that of comparisons between the samples of base, as if each sample number were a run. By chance it may be too
+    small; it counts only where it is larger.
+
+    If every question has one sample, the variance is unknown. Its upper limit p (1 - p), where p is the mean score,
+    takes its place; for `clustered`, the variance of the scores with clusters does if it is larger.
     """
-    variances, means = [], []
+    means, sources, variances = [], [], []
+    sums: dict[tuple[str, int], float] = defaultdict(float)  # by cluster and sample
     for question in cell.questions.values():
-        scores = [score for score in question.scores if score is not None]
+        scores = {sample: score for sample, score in enumerate(question.scores) if score is not None}
         if not scores:
             continue
-        mean = math.fsum(scores) / len(scores)
+        mean = math.fsum(scores.values()) / len(scores)
         means.append(mean)
-        if len(scores) > 1:
-            variances.append(math.fsum((s - mean) ** 2 for s in scores) / (len(scores) - 1))
-    if variances:
-        return math.fsum(variances) / len(variances), "samples"
+        sources.append(question.cluster)
+        if (others := len(scores) - 1) > 0:
+            variances.append(math.fsum((score - mean) ** 2 for score in scores.values()) / others)
+            for sample, score in scores.items():
+                sums[question.cluster, sample] += (score - mean) / math.sqrt(others)
     if not means:
-        return math.nan, "none"
-    whole = math.fsum(means) / len(means)
-    return whole * (1 - whole), "mean score"
+        return None
+    groups = Clusters.make(sources, len(sources))
+    if variances:
+        alone = math.fsum(variances) / len(variances)
+        together = math.fsum(value**2 for value in sums.values()) / len(variances)
+    else:
+        whole = math.fsum(means) / len(means)
+        alone = whole * (1 - whole)
+        together = _variance(means, groups)
+    return _Noise(
+        alone=alone,
+        clustered=max(alone, together) if groups.count < len(means) else alone,
+        size=groups.mean_size,
+        source="samples" if variances else "mean score",
+    )
+
+
+def _variance(means: list[float], groups: Clusters) -> float:
+    """Return the variance per question that gives the mean its standard error with clusters; 0 with one cluster."""
+    import numpy as np
+
+    return groups.standard_error(np.array(means)) ** 2 * len(means) if groups.count > 1 else 0.0
 
 
 def notes(found: list[Plan]) -> list[str]:
-    """Return at most two notes: one on the cells whose samples show no variance, and one on the cells with one sample
-    per question. A note says on what assumption the numbers for its cells rest."""
+    """Return at most three notes: on the cells whose samples show no variance, on the cells with one sample per
+    question, and on the cells that need more questions because questions share a source. The first two say on what
+    assumption the numbers for their cells rest."""
     flat, single = ([plan.cell for plan in found if plan.source == source] for source in ("none", "mean score"))
+    shared = [plan.cell for plan in found if plan.needed != plan.independent]
     lines = []
     if flat:
         lines.append(
@@ -133,6 +183,14 @@ def notes(found: list[Plan]) -> list[str]:
         lines.append(
             f"One sample per question: {few(single)}. Their spread is unknown; the numbers assume the largest that the "
             "mean score p allows, p (1 - p), and are upper limits."
+        )
+    if shared:
+        pairs = ((plan.needed[k], plan.independent[k]) for plan in found for k in SAMPLES)
+        clustered, alone = max(pairs, key=lambda pair: pair[0] / pair[1])
+        lines.append(
+            f"Clusters: {few(shared)}. Questions of one source say less than independent questions, so more are needed "
+            f"there, up to {_count(clustered)} in place of {_count(alone)}. The numbers assume that further questions "
+            "come in clusters of the same sizes."
         )
     return lines
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvbench.compare import words
-from kvbench.compare.cell import NO_MARK, Cell, Question, Side
+from kvbench.compare.cell import FAILED, Cell, Question, Side
 from kvbench.compare.measures import AFTER
 from kvbench.compare.outcome import MISSING, PASS, REGRESSION, compare
 from kvbench.compare.policy import Policy
@@ -120,7 +120,7 @@ def _raised(cell: Cell) -> Cell:
 
 UNSCORED: dict[str, Callable[[Question], Any]] = {
     "scores": lambda question: (None, *question.scores[1:]),
-    "marks": lambda question: NO_MARK + question.marks[2:],
+    "marks": lambda question: FAILED + question.marks[2:],
     "answers": lambda question: question.answers - 1,
 }
 FAULTS: dict[str, tuple[int, Callable[[Cell], Cell | None]]] = {

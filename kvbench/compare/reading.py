@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvbench.compare import baseline
-from kvbench.compare.cell import COUNTS, ENTRIES, NO_MARK, Cell, Key, Question, Side, mark
+from kvbench.compare.cell import COUNTS, ENTRIES, FAILED, NO_MARK, Cell, Key, Question, Side, mark
 from kvbench.compare.facts import FACTS, FILLED, of_record
 from kvbench.errors import SetupError, UserError, bare, quote
 from kvbench.report.agree import BY_QUESTION, OF_QUESTION, judge_of
@@ -199,6 +199,8 @@ def _questions(key: Key, rows: Rows, headline: str) -> Iterator[tuple[str, Quest
                 values[sample] = float(scores[place])
             if place in there:
                 marks[sample] = mark(f"{texts['output_sha256'][place]} {tokens[place]} {texts['stop_reason'][place]}")
+            else:
+                marks[sample] = FAILED
         counted = (tokens, np.array([stop == "length" for stop in texts["stop_reason"]]), silent)
         setting = [_one(key, question, name, present(column[[*mine.values()]])) for name, column in asked.items()]
         prompt = _one(key, question, "prompt", [texts["prompt_sha256"][place] for place in mine.values()])

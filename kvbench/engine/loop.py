@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from itertools import chain
 
 import torch
 
@@ -30,6 +31,7 @@ from kvbench.engine.setup import set_up
 from kvbench.engine.state import Drawing
 from kvbench.engine.steps import DecodeSteps
 from kvbench.engine.timer import Timer
+from kvbench.errors import quote
 from kvbench.eviction.api import Method
 from kvbench.records import Generation, Request
 
@@ -137,8 +139,9 @@ class Engine:
 
         If a request has an empty prompt or is longer than the model's context, the results of its samples say that they
         failed (`Generation.failed`). Raises ValueError when a request that fits the context exceeds `max_tokens`, or
-        when the requests do not share one `Sampling`. Raises OutOfMemory when memory runs out; the engine cannot be
-        used after that.
+        when the requests do not share one `Sampling`. Raises UserError for a token without an embedding: before the
+        first sample, or at the start of the turn that holds it. Raises OutOfMemory when memory runs out; the engine
+        cannot be used after that.
         """
         try:
             yield from self._generate(requests)
@@ -150,6 +153,8 @@ class Engine:
     @torch.inference_mode()
     def _generate(self, requests: Iterable[Request]) -> Iterator[Generation]:
         queue = self._queue = deque((r, [Sequence.of(r, s, self.loaded) for s in r.samples]) for r in requests)
+        for request, _ in queue:
+            self.loaded.check_ids(f"a text of task {quote(request.task)}", chain(request.prompt_ids, request.forced))
         self.steps.draw_as(Drawing.of([request for request, _ in queue], self.loaded.stop_ids))
         admission: Admission | None = None
         model = self.loaded.model

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from kvbench.engine.cache.slot_cache import SlotCache
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.prefill import PromptState
+from kvbench.errors import quote
 from kvbench.eviction import noise
 from kvbench.records import FollowUp, Generation, Request, Usage
 
@@ -229,6 +230,8 @@ class Sequence:
         cached sequence: it next reads (`pending`) the answer's last token, which is not in the cache yet, and then the
         follow-up's tokens. If the answer's last token is an end token, it is left out, because the
         follow-up begins with the template's end of turn.
+
+        Raises UserError if the follow-up has a token without an embedding.
         """
         if self.request.conversation is None or self.status != "ok":
             return None
@@ -245,6 +248,7 @@ class Sequence:
                 f"turn {len(answers) + 1} needs {read} tokens before its answer; the limit with answer is {limit}"
             )
             return None
+        self.loaded.check_ids(f"turn {len(answers) + 1} of question {quote(self.request.doc_id)}", follow.ids)
         self.answers, self.tokens, self.stop_reason = answers, [], ""
         self.room = min(self.request.max_new_tokens, limit - read)
         if follow.fresh:

@@ -38,7 +38,8 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from kvbench.errors import BudgetViolation, quote
+from kvbench.errors import BudgetViolation, MethodError, quote
+from kvbench.eviction.columns import GivenColumn
 from kvbench.eviction.declare import Allocation as Allocation
 from kvbench.eviction.declare import Column as Column
 from kvbench.eviction.declare import Needs as Needs
@@ -145,14 +146,16 @@ class Method(ABC):
     def on_tokens(self, new: NewTokens) -> dict[str, torch.Tensor]:
         """Return, by column name, the values [b, Hk, t] of every `GivenColumn` for t new tokens of prompt or answer.
 
-        The engine calls this function only if the method overrides it.
+        The engine calls this function only if `reads_tokens` is true. Raises MethodError if the method declares a
+        `GivenColumn` and does not override this function.
         """
-        raise TypeError(f"{type(self).__name__} declares a GivenColumn, so it must define on_tokens()")
+        raise MethodError(f"{type(self).__name__} declares a GivenColumn, so it must define on_tokens().")
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether the method overrides `on_tokens`, so that the engine calls it."""
-        return type(self).on_tokens is not Method.on_tokens
+        """Whether the engine calls `on_tokens`: the method overrides it, or declares a `GivenColumn`."""
+        own = type(self).on_tokens is not Method.on_tokens
+        return own or any(isinstance(column, GivenColumn) for column in self.columns())
 
     def needs(self) -> Needs:
         return Needs()

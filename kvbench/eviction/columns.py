@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvbench.eviction.api import Column
+from kvbench.eviction.declare import Column
 from kvbench.lazy import torch
 
 

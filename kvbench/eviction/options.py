@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="Method")
 
 SWITCH = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
-LARGEST = 10**18  # integer options must be smaller in absolute value
+DIGITS = 18  # most digits of an integer option
 
 
 class OptionError(UserError):
@@ -100,7 +100,7 @@ def parse_options(method_name: str, cls: type[M], pairs: Sequence[tuple[str, str
         try:
             values[name] = parse_value(text, hints[name])
         except ValueError:
-            wanted = f"option {quote(name)} of method {quote(method_name)} takes {_words(hints[name])}"
+            wanted = f"option {quote(name)} of method {quote(method_name)} takes {_wanted(text, hints[name])}"
             raise UserError(f"{wanted}; got {quote(text)}.") from None
     try:
         return cls(**values)
@@ -188,7 +188,7 @@ def parse_value(text: str, kind: Any) -> Any:
         value = as_whole(text)
     else:
         value = as_number(text) if inner is float else inner(text)
-    if value is None or (inner is int and abs(value) >= LARGEST):
+    if value is None or (inner is int and abs(value) >= 10**DIGITS):
         raise ValueError(text)
     return value
 
@@ -231,6 +231,12 @@ def _words(kind: Any) -> str:
     else:
         words = {int: "a whole number", float: "a number", bool: "true or false"}.get(inner, "a text")
     return f"{words} or 'none'" if optional else words
+
+
+def _wanted(text: str, kind: Any) -> str:
+    """Return in words what `parse_value` takes in place of `text`, which it refuses."""
+    too_large = _strip_none(kind)[0] is int and re.fullmatch(r"[+-]?[0-9]+", text.strip())
+    return f"a whole number of at most {DIGITS} digits" if too_large else _words(kind)
 
 
 def _plain(value: object) -> str:

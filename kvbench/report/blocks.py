@@ -191,9 +191,14 @@ def identity(cell: Callable[[Any], Any]) -> list[Column]:
     budget is marked. cell: a function that returns the cell of a line."""
     return [
         Column("method", lambda line: cell(line).method),
-        Column("", lambda line: cell(line).method + " *" * cell(line).marked, "method", left=True),
+        Column("", lambda line: starred(cell(line)), "method", left=True),
         *sized(cell),
     ]
+
+
+def starred(cell: Any) -> str:
+    """Return the method of a cell for tables: with an asterisk if the budget does not bound its generated entries."""
+    return str(cell.method) + " *" * cell.marked
 
 
 def sized(cell: Callable[[Any], Any]) -> list[Column]:

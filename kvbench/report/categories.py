@@ -19,10 +19,10 @@ from functools import partial
 from typing import Any, ClassVar
 
 from kvbench.errors import UserError
-from kvbench.eviction.budget import Budget, label
+from kvbench.eviction.budget import Budget, label, named
 from kvbench.report import stats
-from kvbench.report.blocks import NAMED, Block, Column, Report, estimated, own, plain
-from kvbench.report.cells import cells_of, clusters_of, estimate
+from kvbench.report.blocks import NAMED, Block, Column, Report, estimated, own, plain, starred
+from kvbench.report.cells import UNBOUNDED, cells_of, clusters_of, decode_bounded, estimate, evicts
 from kvbench.report.load import Group, Loaded
 from kvbench.report.rows import ranks
 from kvbench.report.tables import headline_of, shared_options
@@ -44,13 +44,14 @@ class CategoryCell:
     category: str
     method: str
     budget: Budget | None
+    marked: bool  # generated entries are not bounded by the budget
     length: int | None
     headline: str
     score: stats.Estimate
 
     @property
     def column(self) -> str:
-        return self.method if self.budget is None else f"{self.method} {label(self.budget)}"
+        return starred(self) if self.budget is None else f"{starred(self)} {label(self.budget)}"
 
 
 COLUMNS = [
@@ -122,6 +123,8 @@ def _cells(group: Group, shared: Mapping[str, Mapping[str, Any]]) -> Iterator[Ca
         split, counts = {name: [name] for name in split}, {1}
     (parts,) = counts
     clusters = clusters_of(rows)
+    cells = cells_of(rows, shared)
+    marked = {(method, named(budget)) for method, budget, of in cells if evicts(of) and not decode_bounded(of)}
     for part in range(parts):
         kept = {name: parts_of[part] for name, parts_of in split.items()}
         categories = rows.text("category").renamed(kept.get)
@@ -136,6 +139,7 @@ def _cells(group: Group, shared: Mapping[str, Mapping[str, Any]]) -> Iterator[Ca
                     category=order[place],
                     method=method,
                     budget=budget,
+                    marked=(method, named(budget)) in marked,
                     length=length_of(group.task),
                     headline=headline_of(group.task),
                     score=estimate(cell.scores(headline_of(group.task)), clusters),
@@ -173,7 +177,8 @@ def _table(title: str, cells: Sequence[CategoryCell], column: Callable[[Category
     category = Column("", lambda line: line[0], "category")
     parts = [across[start : start + ACROSS] for start in range(0, len(across), ACROSS)]
     grids = [[category, *_shown(names)] for names in parts]
-    return Block(title=title, lines=sorted(lines, key=lambda line: line[0]), grids=grids)
+    notes = [UNBOUNDED] if any(cell.marked for cell in cells) else []
+    return Block(title=title, lines=sorted(lines, key=lambda line: line[0]), grids=grids, notes=notes)
 
 
 def _by(cells: Sequence[CategoryCell], key: Callable[[CategoryCell], Any]) -> list[list[CategoryCell]]:

@@ -16,8 +16,8 @@ from functools import partial
 from kvbench.console.progress import size
 from kvbench.eviction.budget import named
 from kvbench.report.best import Best
-from kvbench.report.blocks import Block, Column, chosen, estimated, identity, number, percent, sized
-from kvbench.report.cells import SCORES, ScoreCell
+from kvbench.report.blocks import Block, Column, chosen, estimated, identity, number, percent, sized, starred
+from kvbench.report.cells import SCORES, UNBOUNDED, ScoreCell
 from kvbench.report.tables import TaskTable
 
 ACROSS = 4  # tasks side by side
@@ -72,7 +72,8 @@ def _matrix(group: str, tables: Sequence[TaskTable]) -> Block:
         lines=lines,
         grids=[[*names, *tasks[start : start + ACROSS]] for start in range(0, len(tasks), ACROSS)],
         notes=[
-            f"Mean scores{_headlines(tables)}{_against(tables)}; the tables of each task have errors and differences."
+            f"Mean scores{_headlines(tables)}{_against(tables)}; the tables of each task have errors and differences.",
+            *([UNBOUNDED] if any(cell.marked for table in tables for cell in table.cells) else []),
         ],
     )
 
@@ -114,7 +115,8 @@ def best_block(group: str, tables: Sequence[TaskTable]) -> Block:
         Column("group", "table.group"),
         Column("task", "table.task", "task"),
         *sized(lambda place: place.cell),
-        Column("method", "cell.method", "best", left=True),
+        Column("method", "cell.method"),
+        Column("", lambda place: starred(place.cell), "best", left=True),
         Column("", "cell.score", "score", estimated),
         Column("mean", "cell.score.mean"),
         Column("", "best", "not told apart from it", _rivals, left=True),
@@ -138,8 +140,8 @@ def _rivals(best: Best) -> str:
     if not best.told:
         return "cannot tell: floor or ceiling"
     if len(best.rivals) == best.compared:
-        return "all others" if best.compared > 1 else best.rivals[0].method
-    return ", ".join(cell.method for cell in best.rivals) or "none"
+        return "all others" if best.compared > 1 else starred(best.rivals[0])
+    return ", ".join(map(starred, best.rivals)) or "none"
 
 
 def frontier_block(group: str, tables: Sequence[TaskTable]) -> Block:

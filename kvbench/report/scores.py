@@ -51,7 +51,7 @@ class ScoreReport(Report):
     about: ClassVar[str] = (
         "Budget: KV entries per layer and KV head right after an eviction, protected entries included. Entries are "
         "measured after an eviction and at the peak, bytes at the peak of one sequence. Errors are standard errors "
-        "over questions; scores that are all 0 or all 1 have 95% intervals instead. Differences are paired by "
+        "over questions; scores that are all equal have 95% intervals instead. Differences are paired by "
         "question, with 95% intervals and Holm-adjusted p. Errors of tok/s and speed are standard deviations over "
         "batches."
     )

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,8 @@ def read_inputs(
         except DataMissing as error:
             raise task_data.all_missing(error, [n for n in config.tasks if n not in works], config, data) from None
     for name, work in works.items():
-        vocabulary.check_prompts(name, tokenizer, (prompt.ids for prompt in work.prompts), embeddings)
+        ids = chain.from_iterable(prompt.ids for prompt in work.prompts)
+        vocabulary.check_ids(f"a prompt of task {quote(name)}", tokenizer, ids, embeddings)
     _check_end(config, where, tokenizer, model_config, works)
     if any("code" in work.task.needs for work in works.values()):
         from kvbench.scoring import sandbox

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +24,23 @@ def check_tokenizer(tokenizer: Any, embeddings: int | None) -> None:
     """Raise SetupError if a tokenizer has more tokens than the model has embeddings, apart from special tokens.
 
     Special tokens without an embedding are accepted, because no text needs to hold them: the text models of Gemma 3
-    share a tokenizer with an image token. `check_prompts` refuses prompts that hold them.
+    share a tokenizer with an image token. `check_ids` refuses texts that hold them.
     """
     if embeddings is not None:
         added = getattr(tokenizer, "added_tokens_decoder", {}).items()
         check(len(tokenizer) - sum(token.special and i >= embeddings for i, token in added), embeddings)
 
 
-def check_prompts(task: str, tokenizer: Any, prompts: Iterable[Sequence[int]], embeddings: int | None) -> None:
-    """Raise UserError if a prompt of a task holds a token without an embedding. prompts: token ids of each prompt."""
-    largest = max((max(ids, default=0) for ids in prompts), default=0)
-    if embeddings is not None and largest >= embeddings:
+def check_ids(what: str, tokenizer: Any, ids: Iterable[int], embeddings: int | None) -> None:
+    """Raise UserError if a token has no embedding. what: the text of these tokens, for the message.
+
+    tokenizer: None if there is none. embeddings: number of the model's embeddings; None: unknown, nothing is checked.
+    """
+    if embeddings is not None and (largest := max(ids, default=0)) >= embeddings:
+        token = largest if tokenizer is None else tokenizer.decode([largest])
         raise UserError(
-            f"a prompt of task {quote(task)} holds the token {quote(tokenizer.convert_ids_to_tokens(largest))}, for "
-            "which the model has no embedding. Put the model's own tokenizer files beside its weights, or leave the "
-            "token out of the questions."
+            f"{what} holds the token {quote(token)}, for which the model has no embedding. Put the model's own "
+            "tokenizer files beside its weights, or leave the token out of the questions."
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,17 @@ from kvbench.train.data_rows import Row, data_files, parse_row
 from kvbench.train.prompting import Prompting
 from kvbench.train.traces import Question
 
+NO_ROOM = "without room for an answer in the model's context"
+EMPTY = "with an empty prompt or answer"
 OPENING = "<think>"  # some chat templates end a prompt with it; many answers in data files begin with it
 
 
 def read_questions(
-    path: str | Path, loaded: LoadedModel, collection: Collection, prompting: Prompting | None = None
+    path: str | Path,
+    loaded: LoadedModel,
+    collection: Collection,
+    prompting: Prompting | None = None,
+    on_skip: Callable[[str], None] | None = None,
 ) -> Iterator[Question]:
     """Yield the questions of a data file, or of all data files in a folder.
 
@@ -32,15 +38,18 @@ def read_questions(
     - Its prompt leaves no room for an answer in the model's context.
     - Training would use the row's own answer, but this answer has no token (a raw text of one token).
 
-    Raises UserError for a row that has none of the forms in `data_rows`, or a value of a wrong form, such as an empty
-    question.
+    on_skip: called with the reason for every skipped row. Raises UserError for a row that has none of the forms in
+    `data_rows`, or a value of a wrong form, such as an empty question.
     """
     prompting = prompting or Prompting()
     reader = prompting.reader(loaded)
     maker = _Maker(loaded, collection, prompting.thinking, prompting.thinks(loaded, reader.chat), reader)
     for count, row in enumerate(parsed_rows(path, prompting), start=1):
-        if question := maker.question(f"line-{count}", row):
-            yield question
+        made = maker.question(f"line-{count}", row)
+        if isinstance(made, Question):
+            yield made
+        elif on_skip:
+            on_skip(made)
 
 
 def parsed_rows(path: str | Path, prompting: Prompting) -> Iterator[Row]:
@@ -64,12 +73,17 @@ class _Maker:
     thinks: bool | None
     reader: ModelReader
 
-    def question(self, name: str, row: Row) -> Question | None:
-        """Turn a row into a question; return None for a row to skip."""
+    def question(self, name: str, row: Row) -> Question | str:
+        """Turn a row into a question; for a row to skip, return the reason."""
         prompt, given = self._talk(name, row) if row.turns else self._text(row.text)
         room, limit = self.loaded.context - len(prompt), self.collection.max_prompt
-        if not prompt or room < 1 or given == () or (limit and len(prompt) > limit):
-            return None
+        if limit and len(prompt) > limit:
+            return f"with a prompt of more than {limit} tokens"
+        continued = not row.turns and self.collection.answers == "model"
+        if room < 1 or (continued and self.collection.max_tokens >= self.loaded.context):
+            return NO_ROOM
+        if not prompt or given == ():
+            return EMPTY
         most = min(self.collection.max_tokens, room)
         judged: dict[str, Any] = {}
         if row.reference is not None:

@@ -61,6 +61,7 @@ def import_weights(
         kind: trimkv, retention, foresightkv or kvzap.
         config: the ``config.json`` of the model for which the checkpoint was made; base_model: the model's name.
         gate: the kind of gate; needed if the tensors' names and sizes and the checkpoint's configuration leave it open.
+            A given kind overrides that of the checkpoint's configuration.
 
     Raises SetupError when the source cannot be read or holds no weights for this model. Raises UserError when `gate` is
     needed but not given.
@@ -206,11 +207,12 @@ def _gates(
         raise SetupError(f"the gate's activation is {quote(activation)}; only silu gates are supported.")
     _same_heads("gate", len(checkpoint.layers), len(layer["bias"]), model)
     if len(kinds) > 1:
-        kinds = [kind for kind in kinds if kind in (gate, config.get("retention_gate"))] or _by_size(layer, model)
-    if len(kinds) != 1:
+        stated = (gate, config.get("retention_gate"))
+        kinds = [kind for name in stated for kind in kinds if kind == name][:1] or _by_size(layer, model)
+    if len(kinds) > 1:
         raise UserError(
             "the kind of gate is ambiguous: rg reads hidden states, rg2 reads keys and values, and the size of the "
-            "gate's input fits both or neither. Give --gate rg or --gate rg2."
+            "gate's input fits both. Give --gate rg or --gate rg2."
         )
     tensors = published_checkpoints.gates(checkpoint.layers, kinds[0])
     form = form_of(tensors)
@@ -223,12 +225,19 @@ def _gates(
 
 
 def _by_size(layer: Mapping[str, torch.Tensor], model: Sizes) -> list[Gate]:
-    """Return the kinds of gate whose input size in this model equals that of the tensors."""
+    """Return the kinds of gate whose input size in this model equals that of the tensors. Raises SetupError if there is
+    none."""
     inputs = layer["linear1.weight"].shape[1]
     sizes: dict[Gate, int] = {
         "rg": model["hidden_size"],
         "rg2": 2 * model["num_key_value_heads"] * model["head_dim"],
     }
+    if inputs not in sizes.values():
+        wanted = " or ".join(f"{size} ({gate})" for gate, size in sizes.items())
+        raise SetupError(
+            f"gate weights do not fit the model: the gate reads {inputs} numbers per token; a gate for this model "
+            f"reads {wanted}. Give weights that were trained for this model."
+        )
     return [gate for gate, size in sizes.items() if size == inputs]
 
 

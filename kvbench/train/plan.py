@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import transformers
 
 from kvbench.console.faults import words
+from kvbench.engine.attention.geometry import read_layers
 from kvbench.engine.model.load import pick_dtype
-from kvbench.errors import KVBenchError
+from kvbench.engine.model.shape import on_meta
+from kvbench.errors import KVBenchError, UserError
 from kvbench.sources import models
 from kvbench.train.catalogue import entry_of, recipe_class
 from kvbench.train.collection import Collection
@@ -42,6 +44,7 @@ class TrainingPlan:
         items, held_out: the made-up items with which the plan counts memory.
         phases: the training's phases with the bytes at the peak of each.
         uncounted: why the memory of the recipe's own phases could not be counted; "" if it was counted.
+        window: tokens of the sliding window into which every text is assumed to fit; None without this assumption.
     """
 
     name: str
@@ -56,6 +59,7 @@ class TrainingPlan:
     held_out: tuple[Any, ...]
     phases: tuple[Phase, ...]
     uncounted: str = ""
+    window: int | None = None
 
     @classmethod
     def make(cls, name: str, model: str, settings: Mapping[str, Any], device: Device) -> TrainingPlan:
@@ -69,10 +73,27 @@ class TrainingPlan:
 
     @classmethod
     def of(cls, name: str, config: Any, settings: Mapping[str, Any], device: Device) -> TrainingPlan:
-        """Plan a training of a model with this configuration."""
-        entry = entry_of(name)
+        """Plan a training of a model with this configuration.
+
+        If every layer of the model has a sliding window, and the recipe refuses texts as long as the settings allow,
+        the plan assumes that every text fits into the largest window.
+        """
         Processes(device.processes).share(settings["batch"])
         context = int(getattr(config.get_text_config(), "max_position_embeddings", 1 << 20))
+        try:
+            return cls._with_context(name, config, settings, device, context)
+        except UserError:
+            window = _window(config) if "max_tokens" in settings else None  # else the recipe sets the length of texts
+            if window is None or window >= context:
+                raise
+            return replace(cls._with_context(name, config, settings, device, window), window=window)
+
+    @classmethod
+    def _with_context(
+        cls, name: str, config: Any, settings: Mapping[str, Any], device: Device, context: int
+    ) -> TrainingPlan:
+        """Plan a training whose texts, with their answers, have at most `context` tokens."""
+        entry = entry_of(name)
         prompt, answer, known = _lengths(settings, context)
         dtype = pick_dtype(entry.dtype_for(settings), device.torch_device)
         several = min(settings["batch"] // device.processes, max(2, ROOM // (prompt + answer)))
@@ -147,6 +168,12 @@ def recipe_settings(values: Mapping[str, Any]) -> Settings:
     return Settings.of({name: value for name, value in values.items() if name not in (*FLAGS, "seed")}, **numbers)
 
 
+def _window(config: Any) -> int | None:
+    """Return the tokens of the largest sliding window; None if a layer of the model has no sliding window."""
+    windows = [layer.window or 0 for layer in read_layers(on_meta(config))[0]]
+    return max(windows) if all(windows) else None
+
+
 def _lengths(settings: Mapping[str, Any], context: int) -> tuple[int, int, bool]:
     """Return the tokens of the longest prompt and of the longest answer, and whether a setting limits prompts.
 
@@ -157,7 +184,7 @@ def _lengths(settings: Mapping[str, Any], context: int) -> tuple[int, int, bool]
         predicted = min(PREDICTED, total - 1)
         return total - predicted, predicted, True
     answer = int(settings.get("truncate") or settings["max_tokens"])
-    prompt = int(settings.get("max_prompt") or PROMPT)
+    prompt = max(1, min(int(settings.get("max_prompt") or PROMPT), context - 1))
     if prompt + answer > context:
         answer = max(1, context - prompt)
     return prompt, answer, bool(settings.get("max_prompt"))

@@ -16,7 +16,7 @@ from typing import Any
 from kvbench.config.plugins import hash_of
 from kvbench.engine.model.load import LoadedModel, load, refuse_training
 from kvbench.engine.model.weights import find, load_weights, read_card
-from kvbench.errors import UserError, quote
+from kvbench.errors import UserError, counted, quote
 from kvbench.eviction.api import Weights
 from kvbench.sources import models
 from kvbench.train.answers import SharedAnswers
@@ -33,6 +33,7 @@ from kvbench.train.recipe import Recipe, Settings, check_choices
 from kvbench.train.traces import Question, Trace, built_in, collect
 
 ANSWERS = "answers.jsonl"
+NOT_KNOWN = "without a right answer"  # why a row of --data is left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,7 @@ def prepare(
     initial = load_weights(first, None, loaded.model.config, loaded.device, loaded.fingerprint) if first else None
     about = place.name if place is not None else ", ".join(entry.tasks) or source(loaded)
     notes: list[str] = []
+    left_out: Counter[str] = Counter()
     items: Sequence[Question | Trace | Example]
     test: Sequence[Question | Trace | Example]
     if entry.learns_from == "examples":
@@ -105,8 +107,11 @@ def prepare(
         items, test = drawn[:samples], drawn[samples:]
     else:
         questions, held_out = _questions(
-            entry, loaded, place.path if place else None, samples, seed, collection, prompting
+            entry, loaded, place.path if place else None, samples, seed, collection, prompting, left_out
         )
+        notes += [f"{rows}." for rows in _rows(left_out)]
+        for question in (*questions, *held_out):
+            loaded.check_ids(f"question {quote(question.name)}", (*question.ids, *(question.given or ())))
         items, test = questions, held_out
         asks = "questions" in (entry.learns_from, entry.tested_on)
         if not loaded.stop_ids and (asks or any(q.given is None for q in (*questions, *held_out))):
@@ -119,7 +124,8 @@ def prepare(
             asked["data"], asked["dtype"] = about, str(loaded.dtype).removeprefix("torch.")
             asked |= {"samples": samples, "held_out": entry.held_out, "seed": seed}
             asked |= collection.asked() | prompting.settings()
-            items, test, notes = _answered(entry, loaded, questions, held_out, collection, asked, out, on_answer)
+            items, test, dropped = _answered(entry, loaded, questions, held_out, collection, asked, out, on_answer)
+            notes += dropped
     data_hash = _hash([_identity(item) for item in (*items, *test)])
     more = dict(options) | {"data": about, "samples": samples, "data_sha256": data_hash} | prompting.settings()
     more["dtype"] = str(loaded.dtype).removeprefix("torch.")  # "auto" differs between machines
@@ -181,14 +187,14 @@ def _answered(
     names = {q.name for q in held_out}
     items = [trace for trace in traces if trace.name not in names]
     test: Sequence[Question | Trace] = [t for t in traces if t.name in names] if ask_held_out else held_out
-    reasons = ", ".join(f"{count} {why}" for why, count in dropped.items())
+    reasons = _reasons(dropped)
     if not items or not test:
-        which = f"{len(questions)} questions" if not items else f"first {len(held_out)} questions (which are held out)"
+        asked_for, role = (questions, "training") if not items else (held_out, "held-out")
         too = ", also of the held-out questions" if ask_held_out else ""
         where = f" See the answers in {quote(out / ANSWERS)}." if generated else ""
         raise UserError(
-            f"no answer to the {which} is usable. Dropped answers{too}: {reasons}.{where} Give other questions with "
-            "--data, or other settings with --opt."
+            f"no answer to the {counted(len(asked_for), f'{role} question')} is usable. Dropped answers{too}: "
+            f"{reasons}.{where} Give other questions with --data, or other settings with --opt."
         )
     used = f"{len(traces)} of {len(traces) + dropped.total()} answers are used; dropped: {reasons}."
     return items, test, [used] if dropped else []
@@ -202,23 +208,30 @@ def _questions(
     seed: int,
     collection: Collection,
     prompting: Prompting,
+    left_out: Counter[str],
 ) -> tuple[list[Question], list[Question]]:
-    """Return at most `samples` questions to train on, and the questions that the recipe holds out."""
+    """Return at most `samples` questions to train on, and the questions that the recipe holds out.
+
+    left_out: the function adds to it the rows of the data file that it reads but that make no such question, by reason.
+    """
     if data is None:
         if given := list(prompting.settings()):
             flag = "--no-thinking" if prompting.thinking is False else f"--{given[0].replace('_', '-')}"
             raise UserError(f"{flag} needs --data: problems of built-in tasks are asked without a chat template.")
         asked = built_in(entry.tasks, samples, seed, loaded)
         return asked, built_in(entry.tasks, entry.held_out, seed, loaded, held_out=True)
-    return _divide(entry, read_questions(data, loaded, collection, prompting), samples)
+    questions = read_questions(data, loaded, collection, prompting, lambda why: left_out.update([why]))
+    return _divide(entry, questions, samples, left_out)
 
 
-def _divide(entry: Entry, questions: Iterable[Question], samples: int) -> tuple[list[Question], list[Question]]:
+def _divide(
+    entry: Entry, questions: Iterable[Question], samples: int, left_out: Counter[str]
+) -> tuple[list[Question], list[Question]]:
     """Divide the questions of a data file: hold out the first ones, and return at most `samples` others for training.
 
     Some recipes need right answers. Such a recipe holds out only questions whose right answer is known. It can still
-    train on other questions if it learns from answers and the data file gives an answer (`Question.given`). Raises
-    UserError if too few questions remain.
+    train on other questions if it learns from answers and the data file gives an answer (`Question.given`). left_out:
+    as in `_questions`. Raises UserError if too few questions remain.
     """
     judged, own = "questions" in (entry.learns_from, entry.tested_on), entry.learns_from == "answers"
     held_out, taken, seen = list[Question](), list[Question](), 0
@@ -227,22 +240,35 @@ def _divide(entry: Entry, questions: Iterable[Question], samples: int) -> tuple[
         seen += 1
         if fits and len(held_out) < entry.held_out:
             held_out.append(question)
-        elif len(taken) < samples and (fits or (own and question.given is not None)):
+        elif not fits and not (own and question.given is not None):
+            left_out[NOT_KNOWN] += 1
+        elif len(taken) < samples:
             taken.append(question)
         if len(taken) == samples and len(held_out) == entry.held_out:
             break
-    if seen and not held_out:
+    why = "".join(f"; {rows}" for rows in _rows(left_out))
+    if judged and seen and not held_out:
         raise UserError(
-            "this recipe needs right answers; no row of --data has one in a column 'answer', or in a \\boxed{} of a "
-            "column 'solution'."
+            "this recipe needs right answers; no usable row of --data has one in a column 'answer', or in a \\boxed{} "
+            f"of a column 'solution'{why}."
         )
     if not taken or len(held_out) < entry.held_out:
         raise UserError(
             f"too few questions or texts in --data fit the model and this recipe: {len(held_out)} to hold out (needed: "
-            f"{entry.held_out}), {len(taken)} to train on (needed: 1 or more). Add questions, with right answers if "
-            "the recipe needs them."
+            f"{entry.held_out}), {len(taken)} to train on (needed: 1 or more){why}. Add questions, with right answers "
+            "if the recipe needs them."
         )
     return taken, held_out
+
+
+def _rows(left_out: Counter[str]) -> list[str]:
+    """Return, in a list, text with the number of rows that are left out and the reasons; [] if there are none."""
+    rows = f"left out: {counted(left_out.total(), 'row')} of --data ({_reasons(left_out)})"
+    return [rows] if left_out else []
+
+
+def _reasons(counts: Counter[str]) -> str:
+    return ", ".join(f"{count} {why}" for why, count in counts.items())
 
 
 def _identity(item: Any) -> object:

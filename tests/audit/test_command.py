@@ -11,6 +11,7 @@ from support.runs import model_folder
 from kvbench import registry
 from kvbench.audit.invariants.checks import INVARIANTS
 from kvbench.cli.app import main
+from kvbench.cli.commands.audit import _chosen
 
 PLUGIN = """
 from dataclasses import dataclass
@@ -119,6 +120,15 @@ def test_wrong_usage(arguments: list[str], message: str, capsys: pytest.CaptureF
     assert out == ""
     assert err.startswith("error: ")
     assert message in err
+
+
+def test_the_option_of_every_method_needs_no_method_s_name() -> None:
+    [(name, method)] = _chosen(["gkv"], False, ["protection=recent=30"])
+    assert (name, method.protection) == ("gkv(protection=recent=30)", "recent=30")
+    for text, owners in (("protection", {"snapkv", "gkv"}), ("gkv.protection", {"gkv"})):
+        [(_, both)] = _chosen(["snapkv+gkv"], False, [f"{text}=recent=128"])
+        found = {option.partition(".")[0] for option, value in both.options().items() if value == "recent=128"}
+        assert found == owners
 
 
 def test_every_invariant_says_what_it_proves() -> None:

@@ -117,8 +117,17 @@ def test_a_plan_beyond_its_cap_says_so() -> None:
     assert needed(0.5, 1e-6) == MOST_QUESTIONS + 1
     assert needed(0.5, 0.05) == 1239
     most = dict.fromkeys(SAMPLES, MOST_QUESTIONS + 1)
-    one = Plan(cell="c", margin=1e-6, questions=9, variance=0.5, needed=most, samples=None, source="samples")
-    assert planning.text([one]).count("> 1,000,000") == len(SAMPLES)
+    plan = Plan(
+        cell="c",
+        margin=1e-6,
+        questions=9,
+        variance=0.5,
+        needed=most,
+        independent=most,
+        samples=None,
+        source="samples",
+    )
+    assert planning.text([plan]).count("> 1,000,000") == len(SAMPLES)
 
 
 def test_a_side_with_a_table_is_named_as_the_user_typed_it(make_run: Callable, rows: Callable) -> None:
@@ -169,6 +178,37 @@ def test_a_plan_without_spread_says_so(side: Callable, rows: Callable) -> None:
         said = {"none": "No spread: gkv at 48", "mean score": "One sample per question: gkv at 48"}.get(source, "")
         assert len(planning.notes([plan])) == bool(said)
         assert said in planning.text([plan])
+
+
+def clustered(made: list[dict], size: int = 6) -> list[dict]:
+    """The rows, with `size` questions of one source after the other."""
+    return [row | {"cluster_id": f"page {int(row['doc_id'][1:]) // size}"} for row in made]
+
+
+def test_a_plan_counts_clusters_as_the_comparison_does(side: Callable, rows: Callable) -> None:
+    """The samples of the first case move together in a cluster, those of the second do not."""
+    policy = Policy(margin=0.05)
+    together, apart = [[1.0, 0.0]] * 30, [[1.0, 0.0], [0.0, 1.0]] * 15
+    pages = [1.0] * 6 + [0.0] * 6
+    for scores, variance in ((together, 6.0), (apart, 1.0), ([*pages, *pages, *pages[:6]], 3.6)):
+        [plan] = planning.plans(side("a", clustered(rows(scores))), policy)
+        assert plan.variance == pytest.approx(variance)
+        assert all(plan.needed[k] > plan.independent[k] for k in SAMPLES)
+        assert "Clusters: gkv at 48" in planning.text([plan])
+        [alone] = planning.plans(side("b", rows(scores)), policy)
+        assert alone.needed == alone.independent == plan.independent
+        assert not any("Clusters" in note for note in planning.notes([alone]))
+
+
+def test_as_many_clusters_as_planned_suffice(side: Callable, rows: Callable) -> None:
+    policy = Policy(margin=0.05)
+    [plan] = planning.plans(side("a", clustered(rows([1.0] * 30))), policy)
+    assert (plan.needed[1], plan.independent[1], plan.samples) == (277, 47, None)
+    for count, verdict in ((276, "undecided"), (282, "no worse")):
+        base, new = clustered(rows([1.0] * count)), clustered(rows([1.0] * count, output_sha256="else", **OTHER))
+        assert [one.verdict for one in compare(side("b", base), side("c", new), policy).judged] == [verdict]
+    [few] = planning.plans(side("d", clustered(rows([[1.0, 0.0]] * 24))), policy)
+    assert few.samples is None  # four clusters
 
 
 def test_flips_say_what_is_shown(make_run: Callable, rows: Callable) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from kvbench.compare import baseline
 from kvbench.compare.outcome import Outcome, compare
 from kvbench.compare.policy import Policy
 from kvbench.errors import UserError
@@ -45,11 +46,28 @@ def test_only_the_cells_of_an_unfinished_run_are_excused(side, rows) -> None:
     assert {one.key.method: one.code for one in outcome.judged} == {"gkv": 0, "h2o": 4}
 
 
-def test_a_cell_that_gives_no_answer_is_not_excused(side, rows) -> None:
-    base, failed = side("a", rows([1.0] * 30)), rows([1.0] * 5, **FAILED)
-    outcome = compare(base, side("b", failed, planned=30), NONE)
-    assert (verdicts(outcome), outcome.exit_code) == (["missing"], 4)
-    assert compare(base, side("c", [*failed[:4], *rows([1.0] * 5)[4:]], planned=30), NONE).exit_code == 0
+def test_failed_rows_of_an_unfinished_run_are_not_excused(side, rows) -> None:
+    """Rows that were not run yet are. A failed row stays a loss if the new side is a baseline file."""
+    base = side("a", rows([1.0] * 30), rows([1.0] * 30, method="h2o"))
+    good, failed = rows([1.0] * 5), rows([1.0] * 5, **FAILED)
+    for part in (failed, [*failed[:4], good[4]]):
+        new = side("b", part, rows([1.0] * 5, method="h2o"), planned=60)
+        outcome = compare(base, new, NONE)
+        assert {one.key.method: one.verdict for one in outcome.judged} == {"gkv": "missing", "h2o": "undecided"}
+        assert outcome.exit_code == 4
+        lost = sum(row["score"] is None for row in part)
+        assert f"{lost} samples have a score in base but none in new" in outcome.judged[0].reasons[0]
+    waiting = rows([1.0] * 5, status="unscored", score=None, score_partial=None)
+    new = side("c", [*good[:4], waiting[4]], rows([1.0] * 5, method="h2o"), planned=60)
+    assert compare(base, new, NONE).exit_code == 0
+
+
+def test_a_saved_side_keeps_its_failed_rows(side, rows, tmp_path) -> None:
+    file = tmp_path / "new.json"
+    new = side("b", [*rows([1.0] * 5, **FAILED)[:1], *rows([1.0] * 5)[1:]], planned=30)
+    baseline.write(file, new)
+    assert baseline.read(file).cells == new.cells
+    assert compare(side("a", rows([1.0] * 30)), baseline.read(file), NONE).exit_code == 4
 
 
 def two_seeds(rows, scores, **second) -> list:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from support.methods import with_tables
@@ -12,10 +14,14 @@ from kvbench.engine.attention.interface import route
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.weights import load_weights
+from kvbench.errors import MethodError
 from kvbench.eviction import noise
+from kvbench.eviction.api import Method
 from kvbench.eviction.choose import make
+from kvbench.eviction.columns import GivenColumn
 from kvbench.eviction.new_tokens import NewTokens
 from kvbench.eviction.terms.gates import log_retention
+from kvbench.eviction.view import LayerView
 from kvbench.integrations.transformers_cache import EvictionCache
 
 BUDGET, INTERVAL = 40, 16  # the first eviction comes after 16 generated tokens: till then the cache is the full one
@@ -62,6 +68,23 @@ def test_every_entry_has_the_gate_of_its_own_token(loaded: LoadedModel, layout: 
             want = dense(loaded, weights, ids)[view.layer].gather(-1, view.positions[row])
             torch.testing.assert_close(view.columns["log_beta"][row], want, rtol=1e-4, atol=1e-5)
     assert len(first) > 1
+
+
+@dataclass(frozen=True)
+class Unfinished(Method):
+    """Declares a column, but does not compute its values."""
+
+    def columns(self) -> tuple[GivenColumn, ...]:
+        return (GivenColumn(name="x"),)
+
+    def score(self, view: LayerView) -> torch.Tensor:
+        return view.columns["x"]
+
+
+def test_a_column_without_values_is_refused(loaded: LoadedModel) -> None:
+    engine = Engine(loaded, Unfinished(), budget=BUDGET, interval=INTERVAL, slots=1, max_tokens=80)
+    with pytest.raises(MethodError, match=r"^Unfinished declares a GivenColumn, so it must define on_tokens\(\)\.$"):
+        list(engine.generate(requests((50,), (4,), 1)))
 
 
 def test_generate_with_a_cache_gives_entries_the_same_gates(loaded: LoadedModel) -> None:

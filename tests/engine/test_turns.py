@@ -1,4 +1,4 @@
-"""Several turns in one cache, continuations whose tokens are given, and end tokens."""
+"""Several turns in one cache, continuations whose tokens are given, end tokens, and tokens without an embedding."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import dataclasses
 import pytest
 import torch
 from support.methods import small, with_tables
-from support.models import build, requests
+from support.models import VOCABULARY, build, requests
 
 from kvbench.engine import sampler
 from kvbench.engine.loop import Engine
+from kvbench.errors import UserError
 from kvbench.records import FollowUp, Request, Sampling
 
 BUDGET, INTERVAL = 24, 8
@@ -28,9 +29,10 @@ class Talk:
 
     fresh: bool = False
     turns: int = 2
+    ids: tuple[int, ...] = NEXT
 
     def follow(self, answers):
-        return FollowUp(ids=NEXT, fresh=self.fresh) if len(answers) < self.turns else None
+        return FollowUp(ids=self.ids, fresh=self.fresh) if len(answers) < self.turns else None
 
 
 def prompt(loaded, length=40, new_tokens=30, temperature=0.0) -> Request:
@@ -123,6 +125,26 @@ def test_a_turn_without_room_is_a_failed_row(loaded):
     short = dataclasses.replace(talk, max_tokens=40 + 30 + len(NEXT) + 5)
     (one,) = run(loaded, [short])
     assert (one.status, one.stop_reason, len(one.token_ids)) == ("ok", "length", 5)
+
+
+BEYOND = (5, VOCABULARY, 6)  # the second token has no embedding
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"prompt_ids": BEYOND}, "a text of task 't'"),
+        ({"forced": BEYOND}, "a text of task 't'"),
+        ({"conversation": Talk(ids=BEYOND), "max_tokens": 300}, "turn 2 of question '0'"),
+        ({"conversation": Talk(ids=BEYOND, fresh=True), "max_tokens": 300}, "turn 2 of question '0'"),
+    ],
+)
+def test_a_token_without_embedding_is_refused(loaded, change, text):
+    odd = dataclasses.replace(prompt(loaded, 20, 4), **change)
+    with pytest.raises(
+        UserError, match=f"^{text} holds the token '{VOCABULARY}', for which the model has no embedding"
+    ):
+        run(loaded, [odd])
 
 
 def test_log_probabilities_equal_a_plain_forward_pass(loaded):

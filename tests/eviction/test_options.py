@@ -14,6 +14,8 @@ from kvbench.eviction.api import Method, Needs, Protect, option
 from kvbench.eviction.choose import from_label, make
 from kvbench.eviction.options import check_budget, describe, parse_options, split_option
 
+LONG = "1" + "0" * 18
+
 
 @dataclass(frozen=True)
 class Example(Method):
@@ -60,7 +62,14 @@ def test_values_of_every_type():
         (("window", "abc"), "option 'window' of method 'snapkv' takes a whole number; got 'abc'."),
         (("window", "1.5"), "option 'window' of method 'snapkv' takes a whole number; got '1.5'."),
         (("window", "１２"), "option 'window' of method 'snapkv' takes a whole number; got '１２'."),
-        (("window", "9" * 30), f"option 'window' of method 'snapkv' takes a whole number; got '{'9' * 30}'."),
+        (
+            ("window", LONG),
+            f"option 'window' of method 'snapkv' takes a whole number of at most 18 digits; got '{LONG}'.",
+        ),
+        (
+            ("limit", f"-{LONG}"),
+            f"option 'limit' of method 'snapkv' takes a whole number of at most 18 digits; got '-{LONG}'.",
+        ),
         (("windw", "32"), "method 'snapkv' has no option 'windw'. Did you mean 'window'?"),
         (("window", "0"), "option 'window' of method 'snapkv' must be 1 or more; got 0."),
         (("lam", "nan"), "option 'lam' of method 'snapkv' takes a number; got 'nan'."),

@@ -136,6 +136,13 @@ def test_a_prompt_that_is_too_long(full, instance):
     assert (len(cut), cut[-1]) == (32668, 39999)
 
 
+def test_a_token_without_embedding_is_refused(full, instance, monkeypatch):
+    embeddings = full.loaded.model.get_input_embeddings().weight.shape[0]
+    monkeypatch.setattr(full, "tok_encode", lambda *_, **__: [5, embeddings])
+    with pytest.raises(UserError, match="for which the model has no embedding"):
+        full.generate_until([instance("generate_until", ("a", GREEDY))], disable_tqdm=True)
+
+
 def test_chat_template(full, monkeypatch):
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "So"}]
     monkeypatch.setattr(full, "_templated", False)

@@ -66,6 +66,22 @@ def test_several_lengths_make_a_map_for_each_method(make_run: Callable, rows: Ca
     assert [top[length].score.mean for length in across(tables[0])] == [1.0, 0.0]
 
 
+def test_a_method_that_bounds_no_generated_entries_is_marked(make_run: Callable, rows: Callable):
+    """Even in a category whose rows do not say so; CSV has the plain name."""
+    cells = {"gkv": True, "snapkv": False}
+    made = [
+        sorted_rows(rows(m, 48, [1.0, 0.0] * 4, task="gsm8k", decode_bounded=b), ["a", "b"]) for m, b in cells.items()
+    ]
+    made[1] = [row | ({"decode_bounded": None} if row["category"] == "b" else {}) for row in made[1]]
+    report = CategoryReport.make(load([make_run("r1", *made)]))
+    (table,) = report.tables
+    assert across(table) == ["gkv 48", "snapkv * 48"]
+    shown = FORMATS["text"](report)
+    assert "snapkv * 48" in shown
+    assert "* generated entries are not bounded" in shown
+    assert {row["method"] for row in csv.DictReader(io.StringIO(FORMATS["csv"](report)))} == {"gkv", "snapkv"}
+
+
 def test_questions_of_one_source_share_their_error(make_run: Callable, rows: Callable):
     plain = sorted_rows(rows("full", None, [1.0, 1.0, 0.0, 0.0] * 4, task="gsm8k"), ["a"])
     plain += [row | {"category": "b", "doc_id": f"b{row['doc_id']}", "row_key": f"b{i}"} for i, row in enumerate(plain)]

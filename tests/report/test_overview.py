@@ -118,6 +118,20 @@ def test_the_frontier_has_no_cell_that_another_one_beats(run: Path) -> None:
         assert means == sorted(set(means))
 
 
+def test_methods_that_bound_no_generated_entries_are_marked(make_run: Callable, rows: Callable) -> None:
+    """Every table of the first page marks them, and a note explains the mark. JSON has the plain names."""
+    near, far = [FULL[0] - 0.1, *FULL[1:]], [score - 0.5 for score in FULL]
+    free = {"decode_bounded": False}
+    parts = [rows("snapkv", 48, FULL, **free), rows("ada-kv", 48, near, **free), rows("tova", 48, far)]
+    report = ScoreReport.make(load([make_run("r5", *parts)]), summary=True)
+    [line] = [line for line in FORMATS["markdown"](report).splitlines() if line.startswith("| walk | 48 |")]
+    assert line.startswith(r"| walk | 48 | snapkv \* |")
+    assert line.endswith(r"| ada-kv \* |")
+    assert "* generated entries are not bounded by the budget" in FORMATS["text"](report)
+    [best] = json.loads(FORMATS["json"](report))["best"]
+    assert (best["method"], best["rivals"]) == ("snapkv", ["ada-kv"])
+
+
 def test_json_has_the_best_and_the_frontier(run: Path) -> None:
     document = json.loads(FORMATS["json"](ScoreReport.make(load([run]))))
     assert {"task", "budget", "budget_share", "method", "mean", "rivals", "told", "group"} == set(document["best"][0])

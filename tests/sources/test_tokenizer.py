@@ -63,12 +63,15 @@ def test_a_special_token_needs_no_embedding(tmp_path: Path) -> None:
         vocabulary.check_tokenizer(made, size)
 
 
-def test_a_prompt_with_a_token_without_embedding_is_refused(tmp_path: Path) -> None:
+def test_a_text_with_a_token_without_embedding_is_refused(tmp_path: Path) -> None:
     made, size = with_image_token(tmp_path)
-    vocabulary.check_prompts("t", made, [[1, 2], [size - 1], []], size)
-    vocabulary.check_prompts("t", made, [[size]], None)
-    with pytest.raises(UserError, match=r"^a prompt of task 't' holds the token '<image_soft_token>', for which"):
-        vocabulary.check_prompts("t", made, [[1], made("a <image_soft_token>")["input_ids"]], size)
+    for fine in ([1, size - 1], []):
+        vocabulary.check_ids("a text", made, fine, size)
+    vocabulary.check_ids("a text", made, [size], None)
+    with pytest.raises(UserError, match=r"^a text holds the token '<image_soft_token>', for which"):
+        vocabulary.check_ids("a text", made, made("a <image_soft_token>")["input_ids"], size)
+    with pytest.raises(UserError, match=rf"^a text holds the token '{size}', for which"):
+        vocabulary.check_ids("a text", None, [size], size)
 
 
 def test_a_tokenizer_without_added_tokens_is_counted() -> None:

@@ -76,9 +76,13 @@ def test_the_record_names_references_and_prompts():
 def test_bad_data(tmp_path):
     (tmp_path / "mt_bench").mkdir()
     good = {"question_id": 1, "category": "cooking", "turns": ["?", "!"]}
-    for row, what in ((good, "cooking"), (good | {"category": "math"}, "1"), ({"category": "math"}, "question_id")):
+    for row, what in (
+        (good, "have no 'cooking'"),
+        (good | {"category": "math"}, "the judge needs a reference answer to question '1' of category 'math'"),
+        ({"category": "math"}, "have no 'question_id'"),
+    ):
         (tmp_path / "mt_bench" / "question.jsonl").write_text(json.dumps(row))
-        with pytest.raises(SetupError, match=f"data of task 'mt_bench' have no '{what}'"):
+        with pytest.raises(SetupError, match=f"data of task 'mt_bench':? {what}"):
             get_task("mt_bench").docs(Data(tmp_path, env={}, allow_mismatch=True))
 
 

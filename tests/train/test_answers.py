@@ -176,6 +176,24 @@ def test_answers_that_were_asked_otherwise_are_refused(tmp_path, prepare, engine
     assert len(engines) == 1
 
 
+def test_a_given_answer_with_a_token_without_embedding_is_refused(tmp_path, prepare, monkeypatch):
+    load = recipes.load
+
+    def with_image_token(*args: Any, **how: Any) -> Any:
+        loaded = load(*args, **how)
+        more = loaded.model.config.vocab_size - len(loaded.tokenizer)  # tokens up to the last embedding
+        names = [*(f"<special {i}>" for i in range(more)), "<image>"]
+        loaded.tokenizer.add_special_tokens({"additional_special_tokens": names})
+        return loaded
+
+    monkeypatch.setattr(recipes, "load", with_image_token)
+    data = tmp_path / "q.jsonl"
+    rows = [row | {"response": " cod <image>" if i == 4 else " cod"} for i, row in enumerate(ASKED)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match=r"^question 'line-5' holds the token '<image>', for which the model has no"):
+        prepare(tmp_path / "out", data, answers="data")
+
+
 def test_two_trainings_do_not_ask_into_one_folder(tmp_path, prepare):
     with alone(tmp_path), pytest.raises(RunInUseError, match="is in use by another training"):
         prepare(tmp_path)

@@ -22,7 +22,7 @@ from kvbench.sources.data import FILE_LIMIT
 from kvbench.train import prepare as recipes
 from kvbench.train import traces
 from kvbench.train.collection import Collection
-from kvbench.train.data_file import read_questions
+from kvbench.train.data_file import EMPTY, NO_ROOM, read_questions
 from kvbench.train.data_rows import parse_row
 from kvbench.train.loop import LOG
 from kvbench.train.prompting import Prompting
@@ -284,3 +284,16 @@ def test_long_prompts_are_skipped_and_long_texts_cut(write, loaded):
     assert trace.ids == ids[:50]
     assert traces.collect(loaded, [given], Collection(unfinished="drop")) == []
     assert list(read_questions(path, replace(loaded, context=50), Collection(answers="model", max_tokens=50))) == []
+
+
+def test_skipped_rows_have_a_reason(write, loaded):
+    path, small = write({"question": "cod 31, " * 30}, {"text": "7"}), replace(loaded, context=50)
+
+    def skipped(**settings):
+        reasons = []
+        assert list(read_questions(path, small, Collection(**settings), on_skip=reasons.append)) == []
+        return reasons
+
+    assert skipped() == [NO_ROOM, EMPTY]
+    assert skipped(max_prompt=20) == ["with a prompt of more than 20 tokens", EMPTY]
+    assert skipped(answers="model", max_tokens=50) == [NO_ROOM, NO_ROOM]

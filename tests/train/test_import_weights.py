@@ -259,6 +259,20 @@ def test_a_gate_that_could_be_two_asks_which(tmp_path, out):
     assert (made["gate"], made["memory_size"]) == ("rg", 128)
 
 
+def test_a_given_gate_counts_more_than_the_checkpoint_s(tmp_path, out):
+    torch.save(gate_states("rg2"), tmp_path / "x.pth")
+    (tmp_path / "config.json").write_text(json.dumps({"retention_gate": "rg"}))
+    for gate in ("rg2", "rg"):
+        made = import_weights(tmp_path, "trimkv", CONFIG | {"hidden_size": 64}, "m", out, gate=gate)
+        assert made.card["made"]["gate"] == gate
+
+
+def test_gates_that_fit_neither_kind_are_of_another_model(tmp_path, out):
+    torch.save(gate_states("rg2"), tmp_path / "x.pth")
+    with pytest.raises(SetupError, match=r"reads 64 numbers .* reads 48 \(rg\) or 128 \(rg2\)\. Give weights that"):
+        import_weights(tmp_path, "trimkv", CONFIG | {"hidden_size": 48, "head_dim": 32}, "m", out)
+
+
 def tiny_gates(folder):
     """Gates for the built-in model: 4 layers, 2 heads, hidden size 128."""
     sizes = {"linear1.weight": (8, 128), "linear1.bias": (8,), "linear2.weight": (8, 8), "linear2.bias": (8,)}

@@ -131,6 +131,19 @@ def test_parts_that_do_not_grow_evenly_are_not_continued_to_all_layers(folder, m
     assert not plan.fits
 
 
+def test_windows_in_every_layer_are_planned_with_texts_that_fit(tmp_path, capsys):
+    """How long the real texts are is not known yet; the training refuses longer ones."""
+    config = transformers.MistralConfig(num_hidden_layers=2, sliding_window=300, **training_memory.SIZES)
+    config.save_pretrained(tmp_path / "model")
+    argv = ["train", "lookaheadkv", "--model", str(tmp_path / "model"), "--dry-run", "--json", "--gpu-memory", "80GB"]
+    assert main([*argv, "--opt", "max_tokens=400"]) == 0
+    *printed, document = capsys.readouterr().out.splitlines()
+    assert "assumed: each text fits into a sliding window, 300 tokens" in "\n".join(printed)
+    planned = json.loads(document)
+    assert planned["prompt"] + planned["answer"] == 300
+    assert not planned["not_counted"]
+
+
 def test_a_suggestion_that_the_recipe_refuses_is_left_out(folder, monkeypatch):
     def refuse(model, method, more):
         if more["lora"]:

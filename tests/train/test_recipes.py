@@ -20,6 +20,7 @@ from kvbench.train.processes import Processes
 from kvbench.train.recipe import Recipe
 
 ASKED = [{"question": f"# Facts: cod 3{i}, bow 46,\nAsk: cod?\nThink:"} for i in range(8)]
+LONG = {"question": "cod 31, " * 60}
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def test_the_first_questions_are_held_out(prepared):
 def test_nothing_right_is_nothing_to_learn(prepared, name):
     with pytest.raises(
         UserError,
-        match=r"no answer to the 4 questions is usable\. Dropped answers.*: 6 wrong\. "
+        match=r"no answer to the 4 training questions is usable\. Dropped answers.*: 6 wrong\. "
         r"See the answers in '.*answers\.jsonl'",
     ):
         prepared(name, [row | {"answer": "seven"} for row in ASKED])
@@ -61,6 +62,15 @@ def test_dropped_answers_are_told(ready):
     made = ready("lookaheadkv", rows)
     assert (len(made.recipe.traces), len(made.recipe.test)) == (2, 2)
     assert made.notes == ["4 of 6 answers are used; dropped: 2 wrong."]
+
+
+def test_rows_that_make_no_question_are_told(ready):
+    rows = [LONG, ASKED[0], {"text": "7"}, *ASKED[1:]]
+    made = ready("lookaheadkv", rows, max_prompt=60, answers="data")
+    assert [t.name for t in made.recipe.test] == ["line-2", "line-4"]
+    assert made.notes == [
+        "left out: 2 rows of --data (1 with a prompt of more than 60 tokens, 1 with an empty prompt or answer)."
+    ]
 
 
 def test_a_batch_that_processes_cannot_share_is_refused_before_anything_is_asked(ready, monkeypatch):
@@ -79,7 +89,7 @@ def test_a_training_knows_the_type_of_its_numbers(ready):
 @pytest.mark.parametrize("name", ["gkv-distill", "gkv-rl"])
 def test_what_is_right_must_be_known_before_anything_is_asked(prepared, name, monkeypatch):
     monkeypatch.setattr(recipes, "collect", lambda *args, **more: pytest.fail("the model was asked"))
-    with pytest.raises(UserError, match="this recipe needs right answers; no row of --data has one in a column"):
+    with pytest.raises(UserError, match="this recipe needs right answers; no usable row of --data has one in a column"):
         prepared(name, ASKED)
 
 
@@ -114,6 +124,8 @@ def test_a_model_without_an_end_token_answers_nothing(prepared, monkeypatch):
 def test_too_few_questions(prepared):
     with pytest.raises(UserError, match=r"2 to hold out \(needed: 2\), 0 to train on \(needed: 1 or more\)"):
         prepared("trimkv", ASKED[:2])
+    with pytest.raises(UserError, match=r"; left out: 1 row of --data \(1 with a prompt of more than 60 tokens\)\."):
+        prepared("trimkv", [*ASKED[:2], LONG], max_prompt=60)
 
 
 ASKING = [name for name, entry in BUILT_IN.items() if entry.learns_from != "examples"]
@@ -149,6 +161,11 @@ def test_max_tokens_is_the_same_option_everywhere(name, given, prepared):
     assert {most_tokens(item) for item in (*recipe.given, *recipe.test)} == {2}  # of three
     with pytest.raises(UserError, match="--opt max_tokens must be 1 or more; got 0"):
         prepared(name, ASKED, max_tokens=0)
+
+
+def test_rows_without_a_right_answer_are_told(given, ready):
+    rows = [ASKED[0], *(row | {"answer": "1"} for row in ASKED[1:])]
+    assert ready("gkv-rl", rows).notes == ["left out: 1 row of --data (1 without a right answer)."]
 
 
 def test_answers_serve_a_recipe_that_asks_the_same(given, prepared, monkeypatch):

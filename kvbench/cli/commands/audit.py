@@ -19,7 +19,6 @@ from kvbench.console.problems import Problems
 from kvbench.console.progress import preparing
 from kvbench.errors import UserError, quote
 from kvbench.eviction import choose
-from kvbench.eviction.options import describe as describe_options
 from kvbench.eviction.options import split_option
 from kvbench.sources.models import describe as describe_model
 
@@ -180,11 +179,7 @@ def _taken(name: str, owner: str | None, option: str, value: str) -> list[tuple[
     parts = name.split("+")
     if owner == name:
         return [(option, value)]
-    takers = [
-        part
-        for part in parts
-        if owner in (None, part) and any(info.name == option for info in describe_options(registry.methods.get(part)))
-    ]
+    takers = [part for part in choose.takers(name, option) if owner in (None, part)]
     return [(option if len(parts) == 1 else f"{part}.{option}", value) for part in takers]
 
 

@@ -196,6 +196,7 @@ class _Training:
             from kvbench.train.log_figure import log_figure
             from kvbench.train.loop import HELD_OUT, LOG, steps_done
             from kvbench.train.loop import train as run_loop
+            from kvbench.train.out_of_memory import OF_DATA, explained
             from kvbench.train.prepare import prepare
             from kvbench.train.processes import is_first
 
@@ -206,7 +207,7 @@ class _Training:
         options = {name: value for name, value in self.settings.items() if name not in (*FLAGS, "seed")}
         if not quiet:
             self._say_preset(entry)
-        with Counter("answers", samples + entry.held_out, quiet=quiet) as counter:
+        with Counter("answers", samples + entry.held_out, quiet=quiet) as counter, explained(self.settings, OF_DATA):
             counter.cell(f"{name}: the model answers")
             ready = prepare(
                 self.kind,
@@ -224,7 +225,7 @@ class _Training:
         for note in () if quiet else ready.notes:
             terminal.note(note)
         before = steps_done(self.folder)
-        with Counter("steps", ready.recipe.settings.steps, quiet=quiet) as counter:
+        with Counter("steps", ready.recipe.settings.steps, quiet=quiet) as counter, explained(self.settings):
             counter.cell(f"{name}, continuing after step {before}" if before else name)
 
             def on_step(done: int, figures: dict[str, float]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,10 @@ class LoadedModel:
 
     def decode(self, ids: list[int]) -> str:
         return "" if self.tokenizer is None else str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+    def check_ids(self, what: str, ids: Iterable[int]) -> None:
+        """Raise UserError if a token has no embedding. what: the text of these tokens, for the message."""
+        vocabulary.check_ids(what, self.tokenizer, ids, self.model.get_input_embeddings().weight.shape[0])
 
 
 def pick_device(name: str) -> torch.device:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvbench.eviction.budget import label
+from kvbench.report.blocks import starred
 from kvbench.report.cells import ScoreCell, answered, cells_of, mean, present
 from kvbench.report.overview import frontier
 from kvbench.report.plots.figure import Point
@@ -52,7 +53,7 @@ def _point(table: TaskTable, cell: ScoreCell, rows: Rows, edge: Sequence[ScoreCe
         "truncated": cell.truncated,
     }
     shared = isinstance(cell.budget, float)
-    method = cell.method + " *" * cell.marked
+    method = starred(cell)
     return {
         "panel": _panel(table),
         "frontier": any(cell is one for one in edge),

@@ -68,6 +68,13 @@ class Clusters:
         return int(self.sizes.max()) if self.count else 0
 
     @property
+    def mean_size(self) -> float:
+        """The size of a question's cluster, averaged over the questions: 1 if no two questions share a cluster."""
+        import numpy as np
+
+        return float(np.sum(self.sizes**2)) / self.questions
+
+    @property
     def equal(self) -> bool:
         return bool(self.count and (self.sizes == self.sizes[0]).all())
 
@@ -158,8 +165,5 @@ class Clusters:
         estimate to the largest possible estimate, because data with only a few right answers hardly show how similar
         the questions of a cluster are.
         """
-        import numpy as np
-
-        most = float(np.sum(self.sizes**2)) / self.questions
-        shown = 1 + self.correlation(values) * (most - 1)
-        return shown if self.equal else shown**0.75 * most**0.25
+        shown = 1 + self.correlation(values) * (self.mean_size - 1)
+        return shown if self.equal else shown**0.75 * self.mean_size**0.25

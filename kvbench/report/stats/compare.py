@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 from kvbench.report.stats.clusters import Clusters
 from kvbench.report.stats.flips import fewest_clusters, limits, patterns, sign_flip
-from kvbench.report.stats.means import unseen
+from kvbench.report.stats.means import ROUNDING, unseen
 from kvbench.report.stats.power import POWER, flips_drop, smallest_drop, tail_of, whole_questions_drop
 from kvbench.report.stats.samples import Scores, question_means
 
 if TYPE_CHECKING:
     from kvbench.report.stats.samples import Floats
 
-ROUNDING = 1e-12  # standard errors and differences below this share of the largest score count as 0
 ALPHA = 0.05
 
 

@@ -18,6 +18,7 @@ LEVEL = 0.95  # of the confidence interval
 FEW_QUESTIONS = 40  # with so few clusters, or a mean near 0 or 1, t intervals are too narrow or leave [0, 1]
 NEAR_EDGE = 0.1  # distance from 0 or 1 that counts as near
 FEW_RIGHT = 10  # with fewer right (or wrong) answers, the spread is hardly known
+ROUNDING = 1e-12  # standard errors and differences below this share of the largest score count as 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +29,9 @@ class Estimate:
         "t": from the t distribution.
         "wilson": by Wilson's formula, with the effective number of questions.
         "beta": by `edge_interval`, for few right or few wrong answers.
-        "rule of three": all scores are 0 or all are 1, so the standard error of 0 says nothing.
-        "constant": the standard error is 0 for another reason, such as equal means of all questions; both ends of the
-            interval are the mean.
+        "rule of three": the standard error is 0 and says nothing, because all questions, or the means of all clusters,
+            have the same score. The interval allows for unseen questions with any score from 0 to 1 (`unseen`).
+        "constant": the same for scores that may lie outside of [0, 1]; there is no interval.
         "one question": there is one question or one cluster, and no interval.
     """
 
@@ -51,6 +52,8 @@ def estimate(scores: Scores, *, clusters: Sequence[object] | None = None) -> Est
     groups = Clusters.make(clusters, len(means))
     mean = float(means.mean()) if len(means) else math.nan
     se = groups.standard_error(means)
+    if se <= ROUNDING * max(map(abs, means.tolist()), default=0.0):
+        se = 0.0
     low, high, rule = _interval(scores, means, mean, se, groups)
     return Estimate(
         mean=mean,
@@ -85,11 +88,9 @@ def _interval(scores: Scores, means: Floats, mean: float, se: float, groups: Clu
     if groups.count < 2:
         return math.nan, math.nan, "one question"
     share = bool((means >= 0).all() and (means <= 1).all())
-    if share and mean in (0.0, 1.0):
-        bound = unseen(groups, LEVEL)
-        return (0.0, bound, "rule of three") if mean == 0 else (1 - bound, 1.0, "rule of three")
     if se == 0:
-        return mean, mean, "constant"
+        bound = unseen(groups, LEVEL) if share else math.nan
+        return mean - bound * mean, mean + bound * (1 - mean), "rule of three" if share else "constant"
     repeats = groups.repeats(means)
     if share and min(mean, 1 - mean) * groups.questions / repeats < FEW_RIGHT:
         return *edge_interval(scores, means, repeats, LEVEL), "beta"

@@ -103,7 +103,13 @@ def test_interval_rules():
     assert (name, high) == ("rule of three", 1.0)
     assert low == pytest.approx(1 - 3 / 30, rel=0.01)
     assert rule([[0.0]])[0] == rule([])[0] == "one question"
-    assert rule([[0.5, 0.5]] * 3) == ("constant", 0.5, 0.5)
+    for score in (0.5, 0.1):  # 0.1: the mean of thirty is rounded, and the standard error is not exactly 0
+        name, low, high = rule([[score, score]] * 30)
+        assert name == "rule of three"
+        assert (low, high) == pytest.approx((score * 0.9, score + 0.1 * (1 - score)), rel=0.01)
+        assert estimate([[score]] * 30).se == 0
+    name, low, high = rule([[7.0]] * 30)
+    assert (name, math.isnan(low), math.isnan(high)) == ("constant", True, True)
     assert rule([[1.0]] * 20 + [[0.0]] * 20)[0] == "wilson"
     assert rule([[1.0]] * 50 + [[0.0]] * 50)[0] == "t"
     assert rule([[1.0]] * 480 + [[0.0]] * 20)[0] == "wilson"
@@ -235,8 +241,9 @@ def test_smallest_drop_is_that_of_the_noncentral_t(df: int, family: int, alpha: 
 
 
 def test_smallest_drop_without_spread_is_none():
-    assert math.isnan(smallest_drop(math.nan, 0))
-    assert smallest_drop(0.1, 29, tail=0.05) > smallest_drop(0.1, 29) > 0
+    assert math.isnan(smallest_drop(math.nan, 0, alpha=0.05))
+    drop = smallest_drop(0.1, 29, alpha=0.05)
+    assert smallest_drop(0.1, 29, alpha=0.05, tail=0.05) > drop > 0
 
 
 def test_holm_by_hand():
