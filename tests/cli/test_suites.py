@@ -194,7 +194,7 @@ def test_missing_weights_are_one_line_with_the_training(
 def test_an_oracle_s_suite_is_for_replay(ask: Callable[[str], Result]) -> None:
     result = ask("run --suite foresightkv-table2 --model qwen3 --dry-run")
     assert result.code == 2
-    assert "Use 'kvbench replay --method golden'." in result.err
+    assert "Use 'kvbench replay --method golden', where" in result.err
 
 
 def test_the_page_of_suites_has_each_of_them() -> None:

@@ -144,7 +144,7 @@ def test_one_visible_gpu_needs_no_division():
     ("error", "words", "memory", "device"),
     [
         (UserError, "--device cuda:1 only one", 1 << 30, "cuda:1"),
-        (SetupError, "this run has none", 1 << 30, "cpu"),
+        (SetupError, "this run uses no GPU", 1 << 30, "cpu"),
         (SetupError, "do not fit into 75% of the memory of 2 GPUs", 1 << 18, "auto"),
     ],
 )
@@ -155,5 +155,5 @@ def test_what_cannot_be_divided_is_refused(error, words, memory, device):
 
 
 def test_without_a_gpu_nothing_is_divided():
-    with pytest.raises(SetupError, match="this run has none"):
+    with pytest.raises(SetupError, match="this run uses no GPU"):
         divide(build("qwen3").model.config, "auto", "auto", torch.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvbench.eviction.terms import foresight
+from kvbench.eviction.terms import blocks
 from kvbench.eviction.terms.foresight import drop_scores
 from kvbench.eviction.terms.objectives import chosen_log_probs, policy_loss
 from kvbench.train.foresight_states import Choice
@@ -14,10 +14,10 @@ from kvbench.train.policy_gradient import PolicyGradient
 LAYERS, HEADS, INPUTS, HIDDEN, GROUP = 3, 2, 5, 4, 3
 
 
-@pytest.fixture(autouse=True, params=[foresight.BLOCK_FLOATS, 1], ids=["at once", "row by row"])
+@pytest.fixture(autouse=True, params=[blocks.FLOATS, 1], ids=["at once", "row by row"])
 def block(request, monkeypatch):
     """How much of the batch the network computes at a time on a CPU; long sequences do not fit into one block."""
-    monkeypatch.setattr(foresight, "BLOCK_FLOATS", request.param)
+    monkeypatch.setattr(blocks, "FLOATS", request.param)
 
 
 def scorers():
