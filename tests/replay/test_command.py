@@ -36,10 +36,7 @@ REFUSED = {
     "seed": ("replay --run r1 --seed 3 --method gkv --budget 32", "--seed cannot be given with --run"),
     "task": ("replay --run r1 --task chain --method gkv --budget 32", "run 'r1' has no task 'chain'. It has walk/"),
     "oracle": ("run --method golden --budget 32 --task walk", "method 'golden' is an oracle"),
-    "pair": (
-        "run --method snapkv+golden --budget 64 --task walk",
-        "Use 'kvbench replay --method snapkv+golden', where",
-    ),
+    "pair": ("run --method snapkv+golden --budget 64 --task walk", "'kvbench replay --method snapkv+golden', where"),
     "bench": ("bench --method golden", "method 'golden' is an oracle"),
 }
 
