@@ -182,7 +182,8 @@ def notes(found: list[Plan]) -> list[str]:
     if single:
         lines.append(
             f"One sample per question: {few(single)}. Their spread is unknown; the numbers assume the largest that the "
-            "mean score p allows, p (1 - p), and are upper limits."
+            "mean score p allows, p (1 - p), and are upper limits. Where questions share a source, they assume the "
+            "spread between sources if it is larger, and are no upper limits."
         )
     if shared:
         pairs = ((plan.needed[k], plan.independent[k]) for plan in found for k in SAMPLES)

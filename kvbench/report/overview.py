@@ -123,6 +123,7 @@ def best_block(group: str, tables: Sequence[TaskTable]) -> Block:
         Column("rivals", lambda place: [cell.method for cell in place.best.rivals]),
         Column("told", "best.told"),
     ]
+    found = [best for table in tables for best in table.best]
     return Block(
         title=", ".join(filter(None, ("Best method per budget", group))),
         lines=[Place(table, best.leader, best) for table in tables for best in table.best],
@@ -131,7 +132,8 @@ def best_block(group: str, tables: Sequence[TaskTable]) -> Block:
         notes=[
             "Best: the highest mean score on the questions that all methods at the budget have. Not told apart: "
             "methods whose score is not significantly lower, paired by question, with p Holm-adjusted over the budget. "
-            "The best was chosen by its score, which favours it."
+            "The best was chosen by its score, which favours it.",
+            *([UNBOUNDED] if any(cell.marked for best in found for cell in (best.leader, *best.rivals)) else []),
         ],
     )
 

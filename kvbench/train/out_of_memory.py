@@ -40,4 +40,4 @@ def _lowers(name: str, settings: Mapping[str, Any]) -> bool:
     lacks the setting. A number takes less memory than a larger number, and any number than 0 (`lora`: no adapter)."""
     value = SMALLER[name]
     now = settings.get(name, value)
-    return bool(now != value) and not (isinstance(now, int) and 0 < now < value)
+    return bool(now != value) and not (isinstance(now, int) and isinstance(value, int) and 0 < now < value)

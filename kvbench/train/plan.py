@@ -184,7 +184,7 @@ def _lengths(settings: Mapping[str, Any], context: int) -> tuple[int, int, bool]
         predicted = min(PREDICTED, total - 1)
         return total - predicted, predicted, True
     answer = int(settings.get("truncate") or settings["max_tokens"])
-    prompt = max(1, min(int(settings.get("max_prompt") or PROMPT), context - 1))
+    prompt = max(1, min(int(settings.get("max_prompt") or PROMPT), context - min(answer, context // 2)))
     if prompt + answer > context:
         answer = max(1, context - prompt)
     return prompt, answer, bool(settings.get("max_prompt"))
