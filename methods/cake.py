@@ -200,10 +200,8 @@ class CAKE(Method):
         return torch.where(first, each, stats["entries"].long())
 
     def _split(self, preference: torch.Tensor, spare: int, room: torch.Tensor) -> torch.Tensor:
-        """Divide `spare` entries among layers in proportion to `preference` [b, L], at most `room` [b, L] per layer.
-
-        If all preferences are 0, the layers get equal shares.
-        """
+        """Divide `spare` entries among layers in proportion to `preference` [b, L], at most `room` [b, L] per layer. If
+        all preferences are 0, the layers get equal shares."""
         total = preference.sum(dim=1, keepdim=True)
         share = torch.where(total > 0, preference / total, 1 / preference.shape[1])
         return (
@@ -214,9 +212,7 @@ class CAKE(Method):
 
     def _cascade(self, preference: torch.Tensor, spare: int, room: torch.Tensor, final: torch.Tensor) -> torch.Tensor:
         """Return how many entries of each layer are left after the cascade's evictions, without the window, [b, L].
-
-        final: the layers' budgets after the whole prompt; the other arguments as in `_split`.
-        """
+        final: the layers' budgets after the whole prompt; the other arguments as in `_split`."""
         least = final.clone()
         for read in range(1, preference.shape[1]):
             part = self._split(preference[:, :read], spare, room[:, :read])

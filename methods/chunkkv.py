@@ -108,10 +108,8 @@ def by_run(score: torch.Tensor, positions: torch.Tensor, rank: torch.Tensor) -> 
 
 
 def in_whole_runs(rank: torch.Tensor, budget: int) -> torch.Tensor:
-    """Return how many entries each head keeps, [b, Hk], if it keeps as many of its best chunks as fit into `budget`.
-
-    0 if not even the best chunk fits. rank: the rank of each entry's chunk, [b, Hk, N], in ascending order.
-    """
+    """Return how many entries each head keeps, [b, Hk], if it keeps as many of its best chunks as fit into `budget`. 0
+    if not even the best chunk fits. rank: the rank of each entry's chunk, [b, Hk, N], in ascending order."""
     count = torch.arange(1, rank.shape[-1] + 1, device=rank.device)
     ends = torch.cat([rank.diff(dim=-1) > 0, torch.ones_like(rank[..., :1], dtype=torch.bool)], dim=-1)
     return torch.where(ends & (rank < LAST) & (count <= budget), count, 0).amax(dim=-1)

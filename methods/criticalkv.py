@@ -96,10 +96,8 @@ class CriticalKV(Method):
         return ScoreOut(score.masked_fill(first, float("inf")), out.columns, out.stats)
 
     def _first(self, view: LayerView, out: ScoreOut, free: torch.Tensor) -> torch.Tensor:
-        """Return how many entries of each head stage 1 keeps, protected entries included, [b, Hk] int64.
-
-        out: the base's scores; free: mask of the entries that are not protected.
-        """
+        """Return how many entries of each head stage 1 keeps, protected entries included, [b, Hk] int64. out: the
+        base's scores; free: mask of the entries that are not protected."""
         held = view.held()
         quotas = None if self.inner.uniform else self.inner.quotas(allocation_of([view], [out]))
         kept = held.clamp(max=view.budget) if quotas is None else view.per_row(quotas)

@@ -115,10 +115,8 @@ class DefensiveKV(Method):
         return rank < count.minimum(most)[..., None]
 
     def _bias(self, view: LayerView, paid: torch.Tensor) -> torch.Tensor | float:
-        """Return the bias, attention that is subtracted from `mass`, [b, 1, 1]; with bias=off, the number 0.
-
-        paid: the attention of the window's queries to the entries before the window, [b, Hk, g, w, N].
-        """
+        """Return the bias, attention that is subtracted from `mass`, [b, 1, 1]; with bias=off, the number 0. paid: the
+        attention of the window's queries to the entries before the window, [b, Hk, g, w, N]."""
         if self.bias == "window":
             return 1 - paid.sum(dim=-1).mean(dim=(1, 2, 3))[:, None, None]
         newest = ~view.older(2 * self.window)  # of the entries before the window

@@ -51,10 +51,8 @@ class ExpectedAttention(Method):
         return (State(name="count"), State(name="mean", shape=("query_heads", "head_dim")), *spread)
 
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
-        """Merge the mean and covariance of new queries into the stored mean and covariance of all earlier ones.
-
-        A sum of squares would lose precision in float32; merging means and covariances does not.
-        """
+        """Merge the mean and covariance of new queries into the stored mean and covariance of all earlier ones. A sum
+        of squares would lose precision in float32; merging means and covariances does not."""
         queries = view.rotate(view.queries, -view.query_positions)
         counted = (view.query_positions >= self.sinks)[:, None, :, None]  # [b, 1, w, 1]
         new = counted.sum(dim=(1, 2, 3)).float()
@@ -80,10 +78,8 @@ class ExpectedAttention(Method):
         return torch.where(among, (expected + self.epsilon) * view.values.float().norm(dim=-1), 0.0)
 
     def _logits(self, view: LayerView, keys: torch.Tensor) -> torch.Tensor:
-        """Return [b, Hk, g, N]: per key k, the logarithm of the mean of exp(q k / sqrt(d)) over future queries q.
-
-        With `covariance` off, the mean of q k / sqrt(d).
-        """
+        """Return [b, Hk, g, N]: per key k, the logarithm of the mean of exp(q k / sqrt(d)) over future queries q. With
+        `covariance` off, the mean of q k / sqrt(d)."""
         assert view.rope is not None, "the method declares Needs(rope=True)"
         b, heads = keys.shape[:2]
         d = keys.shape[-1]

@@ -51,10 +51,8 @@ class Golden(Method):
         return Protect(recent=self.recent)
 
     def score(self, view: LayerView) -> torch.Tensor:
-        """Return the scores, read from the tables [b, Hk, blocks + 1, T] of future attention in `view.weights`.
-
-        Raises UserError if there are no such tables, which only `kvbench replay` makes.
-        """
+        """Return the scores, read from the tables [b, Hk, blocks + 1, T] of future attention in `view.weights`. Raises
+        UserError if there are no such tables, which only `kvbench replay` makes."""
         future = view.weights.get(f"{self.within}.{view.layer}")
         if future is None:
             raise UserError("method 'golden' is an oracle: it needs future attention, which only 'kvbench replay' has.")

@@ -56,10 +56,8 @@ class PyramidKV(PromptVote):
         return sizes[..., None].expand_as(held)
 
     def layer_sizes(self, budget: int, tokens: int, layers: int) -> list[int]:
-        """Return how many entries each layer keeps per head, window included, after a prompt of `tokens` tokens.
-
-        The mean over the layers never exceeds the budget.
-        """
+        """Return how many entries each layer keeps per head, window included, after a prompt of `tokens` tokens. The
+        mean over the layers never exceeds the budget."""
         ideal = self.ideal_sizes(budget, tokens, layers)
         exact = self.rounding == "exact"
         low = min(self.window + 1 if exact else self.window, tokens)

@@ -97,10 +97,8 @@ class RPC(Method):
 
 
 def _mean_over_heads(votes: torch.Tensor, positions: torch.Tensor, among: torch.Tensor, end: int) -> torch.Tensor:
-    """Return for each entry the mean, over all heads, of the votes [b, Hk, N] for its token.
-
-    The heads may store the entries of one token at different places. end: a number above all positions.
-    """
+    """Return for each entry the mean, over all heads, of the votes [b, Hk, N] for its token. The heads may store the
+    entries of one token at different places. end: a number above all positions."""
     b, heads, _ = votes.shape
     at = torch.where(among, positions, end)  # all others share an unused column
     by_token = votes.new_zeros(b, heads, end + 1).scatter_(-1, at, votes)

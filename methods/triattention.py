@@ -95,10 +95,8 @@ class TriAttention(Method):
 
 
 def _mean_of_layers(views: Sequence[LayerView], scores: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return one tensor [b, Hk, N] per layer: for each entry of head h, the mean score of its token in head h.
-
-    The mean is over those layers whose head h still holds the token. All layers must have the same number of heads.
-    """
+    """Return one tensor [b, Hk, N] per layer: for each entry of head h, the mean score of its token in head h. The mean
+    is over those layers whose head h still holds the token. All layers must have the same number of heads."""
     total = views[0].keys.new_zeros(*views[0].positions.shape[:2], _end(views) + 1, dtype=torch.float64)
     count = torch.zeros_like(total)
     for at, score in zip(_places(views), scores):

@@ -76,10 +76,8 @@ class VaSE(Method):
         return ScoreOut(-place, self._slots(view, place, older))
 
     def _chance(self, view: LayerView, older: torch.Tensor) -> torch.Tensor:
-        """Return the older entries' attention a_j, [b, Hk, N]; with `draw`, a_j divided by random numbers e_j.
-
-        Taking the entries with the largest a_j / e_j is then a random draw, with probabilities proportional to a_j.
-        """
+        """Return the older entries' attention a_j, [b, Hk, N]; with `draw`, a_j divided by random numbers e_j. Taking
+        the entries with the largest a_j / e_j is then a random draw, with probabilities proportional to a_j."""
         order = slot_order(view) if self.columns() else view.text_order()
         paid = view.last_queries(self.window).attend(domain="outside_window")
         paid = view.pool(paid, "avg", self.kernel, older, order)

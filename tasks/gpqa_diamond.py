@@ -79,10 +79,8 @@ class GPQADiamond(Task):
 
 
 def option_order(record: str, index: int) -> list[int]:
-    """Return which option stands at each letter, A to D, as indices into `OPTIONS`.
-
-    record: id of the question. index: which of the question's eight orders.
-    """
+    """Return which option stands at each letter, A to D, as indices into `OPTIONS`. record: id of the question. index:
+    which of the question's eight orders."""
     order = list(range(len(OPTIONS)))
     random.Random(f"gpqa-{SEED}-{record}-{index}").shuffle(order)
     return order

@@ -72,10 +72,8 @@ class LiveCodeBench(Task):
         )
 
     def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
-        """Return the documents, sorted by `question_id` as in LiveCodeBench's own code.
-
-        Raises SetupError if the metadata of a row are not JSON.
-        """
+        """Return the documents, sorted by `question_id` as in LiveCodeBench's own code. Raises SetupError if the
+        metadata of a row are not JSON."""
         constants = json.loads(bundled("livecodebench/prompt_constants.json"))
         try:
             rows = sorted(source.rows(self.name, self.manifest), key=lambda row: str(row.get("question_id")))
@@ -92,10 +90,8 @@ class LiveCodeBench(Task):
         return PATIENCE
 
     def score(self, doc: Doc, output: Output) -> Score:
-        """Run the answer's program on the problem's tests, for each of the two verdicts up to the first failed test.
-
-        If the sandbox or the tests cannot be used, the score has no value.
-        """
+        """Run the answer's program on the problem's tests, for each of the two verdicts up to the first failed test. If
+        the sandbox or the tests cannot be used, the score has no value."""
         program, whole = extract_code(after_thinking(output.text, output.thinking)), extract_code(output.text)
         try:
             sandbox = choose(self.services.unsafe_code)

@@ -55,11 +55,8 @@ SETS = {
 
 
 def macro(language: str) -> dict[str, float]:
-    """Return the weight of each set in the average for a language.
-
-    All six categories have equal weight in the average, and all sets have equal weight within a category. Code sets
-    count for both languages. language: "en" or "zh".
-    """
+    """Return the weight of each set in the average for a language. All six categories have equal weight in the average,
+    and all sets have equal weight within a category. Code sets count for both languages. language: "en" or "zh"."""
     members = {name: one.category for name, one in SETS.items() if one.language in (language, "code")}
     sizes = list(members.values())
     return {name: 1 / (6 * sizes.count(category)) for name, category in members.items()}

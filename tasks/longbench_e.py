@@ -50,10 +50,8 @@ class LongBenchE(LongBench):
         )
 
     def rows(self, source: DataSource) -> list[Mapping[str, Any]]:
-        """Return the rows of this set.
-
-        A user's data file may name the set with or without "_e", or hold other sets too.
-        """
+        """Return the rows of this set. A user's data file may name the set with or without "_e", or hold other sets
+        too."""
         return [row for row in super().rows(source) if str(row["dataset"]).removesuffix("_e") == self.variant]
 
     def category(self, row: Mapping[str, Any]) -> str:

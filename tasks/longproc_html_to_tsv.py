@@ -55,10 +55,8 @@ class HtmlToTsv(Task):
         return Score(value=float(value), aux=scores | no_answer | {"row_dup_rate": row_dup_rate(text)})
 
     def _with_pages(self, rows: Any, source: DataSource) -> list[Doc]:
-        """Return a document for each row of the data, with the row's web page from LongProc's archive.
-
-        Raises SetupError if the archive cannot be read or lacks a page.
-        """
+        """Return a document for each row of the data, with the row's web page from LongProc's archive. Raises
+        SetupError if the archive cannot be read or lacks a page."""
         file = source.file(self.name, ARCHIVE)
         try:
             with zipfile.ZipFile(file) as archive:

@@ -137,11 +137,8 @@ def _doc(style: str, row: Mapping[str, Any]) -> Doc:
 
 
 def _wanted(row: Mapping[str, Any], name: str) -> Wanted:
-    """Return the right answer to a question (`row`).
-
-    Raises SetupError if the row states no answer, or if its columns name an unknown form of answer or contradict each
-    other (such as options for a number).
-    """
+    """Return the right answer to a question (`row`). Raises SetupError if the row states no answer, or if its columns
+    name an unknown form of answer or contradict each other (such as options for a number)."""
     choices = tuple(map(str, row["choices"] or ()))
     precision = None if row["precision"] is None else int(row["precision"])
     wanted = Wanted(_text(row, "answer", name), str(row["answer_type"]), precision, choices)

@@ -90,19 +90,15 @@ class Mrcr(Task):
 
     def _may_fit(self, row: Mapping[str, Any]) -> bool:
         """Return whether a conversation (`row`) may be in the range of `length`, judged by its number of characters.
-
-        This avoids counting the tokens of every conversation, which is slow.
-        """
+        This avoids counting the tokens of every conversation, which is slow."""
         text = row.get("prompt")
         if self.reader is None or not isinstance(text, str):  # `_doc` reports a missing text
             return True
         return self.length // 2 < len(text) <= LONGEST_TOKEN * self.length
 
     def _is_in_range(self, doc: Doc) -> bool:
-        """Return whether conversation and answer have more than `length` / 2 and at most `length` tokens.
-
-        Without a model, the result is always True.
-        """
+        """Return whether conversation and answer have more than `length` / 2 and at most `length` tokens. Without a
+        model, the result is always True."""
         if self.reader is None:
             return True
         texts = [doc.turns[0].question, doc.reference["answer"], *(text for _, text in doc.turns[0].history)]

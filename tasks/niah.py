@@ -69,9 +69,7 @@ class NeedleInAHaystack(Task):
 
 def _rouge(text: str) -> dict[str, float]:
     """Return the score `rouge1_recall`: the share of the words of the sandwich sentence that an output contains.
-
-    Returns {} without the package rouge (extra `longbench`).
-    """
+    Returns {} without the package rouge (extra `longbench`)."""
     try:
         from rouge import Rouge
     except ModuleNotFoundError:

@@ -47,10 +47,8 @@ class Check:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return an exception as one line of text: its type, the first line of its message, and where it was raised.
-
-    For an error raised inside an installed package such as torch, the place is the line that called the package.
-    """
+    """Return an exception as one line of text: its type, the first line of its message, and where it was raised. For an
+    error raised inside an installed package such as torch, the place is the line that called the package."""
     lines = str(error).splitlines() or [""]
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if "site-packages" not in f.filename] or frames

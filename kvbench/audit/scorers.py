@@ -53,10 +53,8 @@ class ScoredGolden:
 
 
 def read_goldens(folder: Path) -> dict[str, list[Golden]]:
-    """Return the goldens in a folder, by file name. Only files whose names are in `FILES` are read.
-
-    Raises UserError if the folder has no such file, or if such a file cannot be read.
-    """
+    """Return the goldens in a folder, by file name. Only files whose names are in `FILES` are read. Raises UserError if
+    the folder has no such file, or if such a file cannot be read."""
     files = [path for path in sorted(folder.glob("*.jsonl")) if path.name in FILES]
     if not files:
         raise UserError(f"{quote(folder)} holds no results of official scorers; expected {', '.join(sorted(FILES))}.")

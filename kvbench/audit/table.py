@@ -96,9 +96,7 @@ def _failures(checks: Sequence[Check]) -> list[str]:
 
 def _unchecked(checks: Sequence[Check]) -> list[str]:
     """Return lines that say why checks were left out, each with a reason and the methods and invariants of the checks.
-
-    A line names models and layouts only if the invariant was checked on other models or layouts.
-    """
+    A line names models and layouts only if the invariant was checked on other models or layouts."""
     grouped: dict[tuple[str, str], dict[str, list[str]]] = {}
     for method, invariant in dict.fromkeys((c.method, c.invariant) for c in checks):
         every = checks_of(checks, method, invariant)

@@ -32,10 +32,8 @@ LISTS = ("--method", "-m", "--budget", "-b", "--task", "-t")  # options that tak
 
 class _Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the command's parameters, with the default False for every flag that declares no default.
-
-        typer's own default, None, would make typer import pydantic, which is slow.
-        """
+        """Return the command's parameters, with the default False for every flag that declares no default. typer's own
+        default, None, would make typer import pydantic, which is slow."""
         params: list[Any] = super().get_params(ctx)
         for param in params:
             if param.type_descriptor.annotation is bool and param.default is None:

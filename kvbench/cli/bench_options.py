@@ -101,10 +101,8 @@ class Asked:
 
 
 def read(typed: Mapping[str, Any]) -> Asked:
-    """Parse and check all options. typed: the values that the user typed, by option name; None: not typed.
-
-    Raises UserError. One error lists all problems, except those of --preset, --scale and the numbers of tokens.
-    """
+    """Parse and check all options. typed: the values that the user typed, by option name; None: not typed. Raises
+    UserError. One error lists all problems, except those of --preset, --scale and the numbers of tokens."""
     problems = Problems()
     preset, scale = _preset(typed["preset"]), _scale(typed["scale"], typed["preset"])
     texts: dict[str, Any] = DEFAULTS | (dict(preset.options) if preset else {})

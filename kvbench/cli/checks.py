@@ -51,9 +51,7 @@ def check(config: RunConfig, model: ModelInfo | None, problems: Problems, *, dup
 
 def check_inputs(config: RunConfig) -> None:
     """Make sure that all inputs exist: the model, chat template, task data, and a sandbox if programs will run.
-
-    Downloads task data and the model's configuration if they are missing, but no weights. Raises KVBenchError.
-    """
+    Downloads task data and the model's configuration if they are missing, but no weights. Raises KVBenchError."""
     if config.chat_template is not None:
         prompts.load_template(config.chat_template)
     known = models.describe(config.model_place, config.revision)

@@ -76,10 +76,8 @@ def continued(
 
 
 def asked(config: RunConfig, gathered: Gathered) -> set[str]:
-    """Return the model and the tasks that the user named, with flags or environment variables of this command.
-
-    kvbench asks the hub only for these names, never for a name that comes only from a run's record.
-    """
+    """Return the model and the tasks that the user named, with flags or environment variables of this command. kvbench
+    asks the hub only for these names, never for a name that comes only from a run's record."""
     named = {config.model} if gathered.typed("model") else set()
     return named | (set(config.tasks) if gathered.typed("task") else set())
 

@@ -52,10 +52,8 @@ def declare(name: str, annotation: Any, default: Any = None) -> Parameter:
 
 
 def _of_setting(name: str) -> Parameter:
-    """Return the option for a setting. name: the setting's name.
-
-    The setting's parser decides whether the option is a switch, a text or a repeatable text.
-    """
+    """Return the option for a setting. name: the setting's name. The setting's parser decides whether the option is a
+    switch, a text or a repeatable text."""
     field = settings.SETTINGS[name]
     parser, help, panel, metavar = (field.metadata[key] for key in ("parser", "help", "panel", "metavar"))
     if parser is parsers.flag:

@@ -16,10 +16,8 @@ def recipe_rows() -> list[dict[str, Any]]:
 
 
 def recipe_row(name: str) -> dict[str, Any]:
-    """Return a recipe with all settings: their defaults, and each preset's values that differ from the defaults.
-
-    Raises UserError for an unknown name.
-    """
+    """Return a recipe with all settings: their defaults, and each preset's values that differ from the defaults. Raises
+    UserError for an unknown name."""
     name = recipes.canonical(name)
     entry = entry_of(name)
     about = _row(name, entry)

@@ -152,10 +152,8 @@ class Builder:
         return list(dict.fromkeys(methods))
 
     def axis(self, block: Layer, key: str) -> list[Any]:
-        """Return one axis of a ``[[grid]]`` block, each member once. key: "method", "budget", "interval" or "task".
-
-        The result is empty if nothing gives the axis; for methods and tasks this is an error. Errors go to `problems`.
-        """
+        """Return one axis of a ``[[grid]]`` block, each member once. key: "method", "budget", "interval" or "task". The
+        result is empty if nothing gives the axis; for methods and tasks this is an error. Errors go to `problems`."""
         given = self._given(block, key)
         if given is None and key in ("budget", "interval"):
             return []
@@ -257,10 +255,8 @@ class Builder:
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield a method's options in a TOML file as (name, text).
-
-    TOML reads ``gkv.alpha = 0.9`` as a nested table; here the option gets the name "gkv.alpha".
-    """
+    """Yield a method's options in a TOML file as (name, text). TOML reads ``gkv.alpha = 0.9`` as a nested table; here
+    the option gets the name "gkv.alpha"."""
     for name, value in table.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")

@@ -69,10 +69,7 @@ class Gathered:
 
     def record(self) -> dict[str, list[dict[str, Any]]]:
         """Return, for each setting, all values given outside ``[[grid]]`` blocks, with their sources. Overridden values
-        come before those that override them.
-
-        The form is {setting: [{"source", "value"}, ...]}.
-        """
+        come before those that override them. The form is {setting: [{"source", "value"}, ...]}."""
         seen: dict[str, list[dict[str, Any]]] = {}
         for layer in (*self.files, self.variables, self.flags):
             for key, given in layer.items():

@@ -124,19 +124,15 @@ def load_plugins(paths: Sequence[str]) -> list[str]:
 
 
 def loaded(paths: Sequence[str]) -> list[dict[str, str]]:
-    """Return the path of each plug-in file and the hash of the content that was imported.
-
-    The files must be imported already.
-    """
+    """Return the path of each plug-in file and the hash of the content that was imported. The files must be imported
+    already."""
     files = [Path(path).expanduser().resolve() for path in paths]
     return [{"path": str(file), "sha256": _LOADED[file].sha256} for file in files]
 
 
 def hash_of(name: str, *kinds: str) -> str | None:
-    """Return the SHA-256 of the plug-in that registered `name`; None if no plug-in registered it.
-
-    kinds: what the name may be: "method", "task" or "recipe".
-    """
+    """Return the SHA-256 of the plug-in that registered `name`; None if no plug-in registered it. kinds: what the name
+    may be: "method", "task" or "recipe"."""
     wanted = {(kind, name) for kind in kinds}
     return next((plugin.sha256 for plugin in _LOADED.values() if wanted & set(plugin.members)), None)
 

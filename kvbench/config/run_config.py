@@ -240,10 +240,8 @@ class RunConfig(Settings):
         return {"grids": grids} | {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()}
 
     def stored(self) -> dict[str, Any]:
-        """Return the settings that run.json stores; a command that continues the run must have equal settings.
-
-        Settings in `OPERATIONAL` are None in the result, because they may differ when a run is continued.
-        """
+        """Return the settings that run.json stores; a command that continues the run must have equal settings. Settings
+        in `OPERATIONAL` are None in the result, because they may differ when a run is continued."""
         return self.to_dict() | dict.fromkeys(OPERATIONAL)
 
     @classmethod

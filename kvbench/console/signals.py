@@ -52,10 +52,8 @@ class Signalled(BaseException):
 
 @contextlib.contextmanager
 def handled() -> Iterator[None]:
-    """Handle signals while the body of the ``with`` statement runs.
-
-    `handled` has no effect inside another `handled`, after `install`, or outside the main thread.
-    """
+    """Handle signals while the body of the ``with`` statement runs. `handled` has no effect inside another `handled`,
+    after `install`, or outside the main thread."""
     global _handling
     if _handling is not None or threading.current_thread() is not threading.main_thread():
         yield
@@ -150,10 +148,7 @@ def not_at_end(clean: Callable[[], None]) -> None:
 
 def say(error: Interrupted, tell: Callable[[Interrupted], None]) -> None:
     """Call the functions registered by `at_end`, then call `tell`, which prints `error` as the line that the user sees
-    after a signal.
-
-    `tell` is not called if the thread that watches for signals has already printed a line.
-    """
+    after a signal. `tell` is not called if the thread that watches for signals has already printed a line."""
     clean_up()
     if _handling is None or _handling.claim():
         tell(error)
@@ -274,9 +269,7 @@ _cleaners: dict[Callable[[], None], None] = {}
 
 def _before_fork() -> None:
     """Block signals before a fork. In the child they stay blocked until the child has reset its signal handlers.
-
-    Otherwise a signal to the child would reach the parent's watching thread, because parent and child share a pipe.
-    """
+    Otherwise a signal to the child would reach the parent's watching thread, because parent and child share a pipe."""
     numbers = _handling.handles() if _handling is not None else ()
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 

@@ -71,10 +71,8 @@ class _Messages(io.FileIO):
 
 
 def _opened(number: int, before: TextIO | None, kind: type[io.FileIO]) -> TextIO:
-    """Return a new text stream that writes to the descriptor `number`.
-
-    before: the stream that the new stream replaces, and whose encoding it takes.
-    """
+    """Return a new text stream that writes to the descriptor `number`. before: the stream that the new stream replaces,
+    and whose encoding it takes."""
     if before is not None:
         before.flush()
     raw = kind(number, "w", closefd=False)

@@ -90,9 +90,7 @@ def console() -> Console:
 
 def grid(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Any:
     """Return an empty rich table with kvbench's layout: a rule below the column titles, two blanks between columns.
-
-    right: columns aligned at the right. whole: columns whose text is never broken into several lines.
-    """
+    right: columns aligned at the right. whole: columns whose text is never broken into several lines."""
     from rich import box
     from rich.table import Table
 

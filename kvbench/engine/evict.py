@@ -33,10 +33,8 @@ Part = tuple[Stack, RowBatch]
 
 @contextlib.contextmanager
 def one_thread(device: torch.device) -> Iterator[None]:
-    """Let torch use one thread inside the `with` block if the device is a CPU.
-
-    With more threads, the last bits of a sequence's scores depend on the other sequences of its batch.
-    """
+    """Let torch use one thread inside the `with` block if the device is a CPU. With more threads, the last bits of a
+    sequence's scores depend on the other sequences of its batch."""
     before = torch.get_num_threads()
     if device.type == "cpu" and before > 1:
         torch.set_num_threads(1)
@@ -102,10 +100,8 @@ class Evictor:
         return [s for s in due if cache.held(s) < held[s]]
 
     def mark(self, clocks: Mapping[int, int]) -> None:
-        """Begin new sums of attention in the slots that are as many steps before their tick as a mark says.
-
-        clocks: each slot's decode steps since the prompt.
-        """
+        """Begin new sums of attention in the slots that are as many steps before their tick as a mark says. clocks:
+        each slot's decode steps since the prompt."""
         for number, ahead in enumerate(self.cache.shape.marks):
             if slots := [slot for slot, clock in clocks.items() if self.trigger.due(clock + ahead)]:
                 for stack in self.cache.stacks:
@@ -141,10 +137,8 @@ class Evictor:
             self.cache.fresh[s] = 0
 
     def _batches(self, sizes: Mapping[int, int], queries: int) -> Iterator[Part]:
-        """Yield batches of rows. A row is one layer of one slot; one view shows all rows of a batch.
-
-        sizes: maps each slot to the entries per head that it may keep; queries: number of newest queries in a view.
-        """
+        """Yield batches of rows. A row is one layer of one slot; one view shows all rows of a batch. sizes: maps each
+        slot to the entries per head that it may keep; queries: number of newest queries in a view."""
         for stack in self.cache.stacks:
             rows = stack.rows_of(list(sizes))
             size = np.array([sizes[s] for s in (rows % stack.slots).tolist()], dtype=np.int64)
@@ -203,10 +197,8 @@ class Evictor:
         return np.concatenate([numbers for pair in shown for numbers in pair]).tolist()
 
     def _fitting(self, slot: int) -> int:
-        """Return how many slots with as many entries as `slot` fit into one view of all layers.
-
-        0 if not even one slot fits, or if each layer needs a view of its own.
-        """
+        """Return how many slots with as many entries as `slot` fit into one view of all layers. 0 if not even one slot
+        fits, or if each layer needs a view of its own."""
         if not self.stacked or len(self.cache.stacks) > 1:  # stacks reorder the layers, whose order breaks ties
             return 0
         stack = self.cache.stacks[0]

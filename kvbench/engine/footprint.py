@@ -160,10 +160,8 @@ def footprint(
 
 
 def _copied(method: Method) -> Method:
-    """Return a copy of the method, because its code may store meta tensors in the object.
-
-    If copying fails, return the method itself.
-    """
+    """Return a copy of the method, because its code may store meta tensors in the object. If copying fails, return the
+    method itself."""
     try:
         return copy.deepcopy(method)
     except Exception:  # a plug-in may hold anything

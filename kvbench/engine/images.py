@@ -70,10 +70,8 @@ class PromptImages:
         return last
 
     def inputs(self, model: Any, first: int, last: int) -> dict[str, torch.Tensor]:
-        """Return the model's inputs besides token ids for the tokens from `first` up to `last`, exclusive.
-
-        Raises ValueError if an image lies only partly among these tokens.
-        """
+        """Return the model's inputs besides token ids for the tokens from `first` up to `last`, exclusive. Raises
+        ValueError if an image lies only partly among these tokens."""
         inside = [i for i, (start, end) in enumerate(self.images.spans) if first < end and start < last]
         if any(self.images.spans[i][0] < first or self.images.spans[i][1] > last for i in inside):
             raise ValueError(f"the prompt's tokens from {first} up to {last}, exclusive, hold only a part of an image")
@@ -87,10 +85,8 @@ class PromptImages:
         return torch.nn.functional.pad(known, (0, last - first - len(known)))
 
     def _rotary(self, axes: torch.Tensor, first: int, last: int) -> torch.Tensor:
-        """Return the rotary positions [3, 1, t] of the t tokens from `first` up to `last`, exclusive.
-
-        Some of the tokens may come after the prompt.
-        """
+        """Return the rotary positions [3, 1, t] of the t tokens from `first` up to `last`, exclusive. Some of the
+        tokens may come after the prompt."""
         length = axes.shape[-1]
         later = torch.arange(max(first, length), max(last, length), device=axes.device) + self.delta(length)
         return torch.cat([axes[..., first:last], later.expand(3, 1, -1)], dim=-1)

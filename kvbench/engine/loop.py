@@ -277,10 +277,8 @@ class Engine:
             sequence.meter.evict_seconds += seconds / len(live)
 
     def _go_on(self, slot: int, sequence: Sequence) -> None:
-        """Begin the next turn of a sequence, if its current turn is finished.
-
-        Free its slot if it has no next turn, or if the next turn waits in the queue as a new prompt.
-        """
+        """Begin the next turn of a sequence, if its current turn is finished. Free its slot if it has no next turn, or
+        if the next turn waits in the queue as a new prompt."""
         if sequence.finished and not self._follow(sequence, self.cache.seen[slot]):
             if self.evictor is not None and sequence.request.images is not None:
                 sequence.meter.kept = self.evictor.kept(slot, sequence.request.images.spans)
@@ -293,10 +291,8 @@ class Engine:
         self.cache.clear(slot)
 
     def _follow(self, sequence: Sequence, seen: int) -> bool:
-        """Begin the next turn of a sequence, in its slot or as a new prompt at the head of the queue.
-
-        seen: tokens of the sequence read so far. Returns False when the sequence has no next turn.
-        """
+        """Begin the next turn of a sequence, in its slot or as a new prompt at the head of the queue. seen: tokens of
+        the sequence read so far. Returns False when the sequence has no next turn."""
         follow = sequence.follow(seen)
         if follow is not None and follow.fresh:
             self._queue.appendleft((sequence.request, [sequence]))

@@ -35,11 +35,8 @@ class OutOfMemory(SetupError):
 
 
 def total(device: torch.device) -> int:
-    """Return the bytes of the device's memory.
-
-    For a CPU, this is the machine's memory or, if that is smaller, the limit of the process's control group, which
-    containers set.
-    """
+    """Return the bytes of the device's memory. For a CPU, this is the machine's memory or, if that is smaller, the
+    limit of the process's control group, which containers set."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return _host()
@@ -63,10 +60,8 @@ def release(device: torch.device) -> None:
 
 
 def limit(device: torch.device, most: int | None) -> None:
-    """Let torch allocate at most `most` bytes of a GPU's memory.
-
-    Set no limit if the device is a CPU, if `most` is None, or if the GPU has no more than `most` bytes.
-    """
+    """Let torch allocate at most `most` bytes of a GPU's memory. Set no limit if the device is a CPU, if `most` is
+    None, or if the GPU has no more than `most` bytes."""
     if device.type == "cuda" and most is not None and most < total(device):
         torch.cuda.set_per_process_memory_fraction(most / total(device), device)
 
@@ -80,9 +75,7 @@ def reset_peak(*devices: torch.device) -> None:
 
 def peak(*devices: torch.device) -> int | None:
     """Return the most bytes that tensors, weights included, took since `reset_peak` on the fullest of these GPUs.
-
-    Returns None if there is no GPU among the devices.
-    """
+    Returns None if there is no GPU among the devices."""
     return max(
         (int(torch.cuda.max_memory_allocated(device)) for device in devices if device.type == "cuda"), default=None
     )

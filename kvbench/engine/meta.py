@@ -99,9 +99,7 @@ class MetaBytes(LiveBytes):
 
 def _as_numbers(indices: Sequence[Any], answers: Answers) -> list[Any]:
     """Return the index of an indexing operation, one item per axis, with integer indices in place of each mask.
-
-    `answers` says how many elements of a mask are True.
-    """
+    `answers` says how many elements of a mask are True."""
     numbers: list[Any] = []
     for index in indices:
         masks = isinstance(index, torch.Tensor) and index.dtype == torch.bool

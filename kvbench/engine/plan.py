@@ -184,10 +184,8 @@ def cell_footprint(
 def evictable_share(
     geometry: Sequence[LayerGeometry], states: Sequence[StateShape], tokens: int, dtype: torch.dtype
 ) -> float:
-    """Return the share of bytes that methods may evict in a full cache of `tokens` tokens.
-
-    Methods evict neither the entries of sliding-window layers nor the states of recurrent layers.
-    """
+    """Return the share of bytes that methods may evict in a full cache of `tokens` tokens. Methods evict neither the
+    entries of sliding-window layers nor the states of recurrent layers."""
     entry = {g.index: g.entry_bytes(dtype.itemsize) for g in geometry}
     evictable = tokens * sum(entry[g.index] for g in geometry if g.evicts)
     windows = sum(min(tokens, g.window) * entry[g.index] for g in geometry if g.window is not None)

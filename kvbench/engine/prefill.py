@@ -124,9 +124,7 @@ class PromptReader:
         images: Images | None = None,
     ) -> tuple[PromptCache, torch.Tensor]:
         """Read b equally long prompts. Return their cache, which `go_on` extends, and the next token's logits [b, V].
-
-        With a method that runs probes, or with images, b must be 1. images: the prompt's images.
-        """
+        With a method that runs probes, or with images, b must be 1. images: the prompt's images."""
         cache, logits, _ = self._read(prompts, rules, noise_keys, images=self._images(prompts[0], images, rules))
         return cache, logits
 
@@ -138,12 +136,8 @@ class PromptReader:
         return PromptImages.of(self.model.model, ids, images)
 
     def go_on(self, cache: PromptCache, tokens: Sequence[Sequence[int]], heard: Heard | None = None) -> torch.Tensor:
-        """Read the next t tokens of every sequence of a cache, without an eviction.
-
-        Return the logits [b, t, V] after each token.
-
-        cache: a cache from `open`; heard: called with every attention call and its output.
-        """
+        """Read the next t tokens of every sequence of a cache, without an eviction. Return the logits [b, t, V] after
+        each token. cache: a cache from `open`; heard: called with every attention call and its output."""
         writer = BlockWriter(cache, self.chunk, heard=heard, flash=self._flash)
         logits = self._forward(writer, tokens, cache.seen, keep=0)
         cache.seen += len(tokens[0])
@@ -175,10 +169,8 @@ class PromptReader:
         return BlockWriter(cache, self.chunk, observer, finished=finished, flash=self._flash)
 
     def probe(self, cache: PromptCache, ids: Sequence[int], next_token: int) -> None:
-        """Let the model read the method's probes against the cache of the prompt `ids`.
-
-        next_token: the greedy token after the prompt.
-        """
+        """Let the model read the method's probes against the cache of the prompt `ids`. next_token: the greedy token
+        after the prompt."""
         prompt = ReadPrompt(tuple(ids), cache.allowed(), next_token, self._drafts)
         run_probes(cache, prompt, partial(self._read_probe, cache.rules.weights), self.chunk)
 
@@ -231,9 +223,7 @@ class PromptReader:
         evictions: _PromptEvictions | None,
     ) -> torch.Tensor:
         """Read the tokens from `start` up to but not including `end`, pass by pass; return the last logits [b, V].
-
-        evictions: evicts after every pass; a pass then reads one chunk. None: no eviction.
-        """
+        evictions: evicts after every pass; a pass then reads one chunk. None: no eviction."""
         writer, last, most = self.writer(cache), start, self.chunk
         if evictions is None and cache.images is None:  # the plan counts the images of one chunk
             most = pass_tokens(self.chunk, gpu=is_gpu(cache.device), states=cache.recurrent is not None)
@@ -269,9 +259,7 @@ class PromptReader:
         **inputs: torch.Tensor,
     ) -> torch.Tensor:
         """Read tokens or embeddings; return the logits [b, keep, V] after the last `keep` of them (keep=0: after all).
-
-        rows: number of tokens or embeddings; inputs: the model's inputs.
-        """
+        rows: number of tokens or embeddings; inputs: the model's inputs."""
         inputs = {"position_ids": writer.begin(start, rows, modality)[None]} | inputs
         out = self.model.run(writer, writer.cache.recurrent, **inputs, logits_to_keep=keep)
         writer.cache.measure()  # once more, to count the states of layers after the last attention layer
@@ -301,10 +289,8 @@ class _PromptEvictions:
         self._allowed: int | None = None  # entries per head that a layer may keep, once one was evicted
 
     def evict_layer(self, layer: PromptLayer) -> None:
-        """Evict one layer right after its attention, if the trigger demands an eviction (`Trigger.full`).
-
-        Then drop the hidden states that the layer needs only for this eviction.
-        """
+        """Evict one layer right after its attention, if the trigger demands an eviction (`Trigger.full`). Then drop the
+        hidden states that the layer needs only for this eviction."""
         cache = self.cache
         cache.seen = self.context
         self.peak = max(self.peak, layer.held())

@@ -35,11 +35,8 @@ class Drafts:
     _loaded: dict[str, Any] = field(default_factory=dict)
 
     def continue_(self, name: str, ids: Sequence[int], count: int) -> tuple[int, ...]:
-        """Return up to `count` greedy tokens that a draft model generates after `ids`.
-
-        The tokens end before the first id that the target lacks. Raises SetupError when the tokenizers of the draft
-        model and the target differ.
-        """
+        """Return up to `count` greedy tokens that a draft model generates after `ids`. The tokens end before the first
+        id that the target lacks. Raises SetupError when the tokenizers of the draft model and the target differ."""
         if name not in self._loaded:
             draft = load_draft(self.target, name)
             if _vocabulary(draft) != _vocabulary(self.target):
@@ -101,10 +98,8 @@ class ReadPrompt:
 
 @contextlib.contextmanager
 def reading(model: Any, probe: Probe, weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield the model's inputs for a probe, and the probe's length in tokens or embeddings.
-
-    If the probe is learned, the model applies the adapter in `weights` inside the `with` block.
-    """
+    """Yield the model's inputs for a probe, and the probe's length in tokens or embeddings. If the probe is learned,
+    the model applies the adapter in `weights` inside the `with` block."""
     if not probe.learned:
         yield {"input_ids": torch.tensor([list(probe.tokens)], device=model.device)}, len(probe.tokens)
         return

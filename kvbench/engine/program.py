@@ -123,11 +123,8 @@ def _compare(logits: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def _overlap(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether two of the tensors share memory.
-
-    For large tensors, and for elements of different sizes, return instead whether the memory that one tensor spans
-    overlaps the memory that the other spans.
-    """
+    """Return whether two of the tensors share memory. For large tensors, and for elements of different sizes, return
+    instead whether the memory that one tensor spans overlaps the memory that the other spans."""
     spans = sorted(((t.data_ptr(), t.data_ptr() + _span(t) * t.element_size(), t) for t in tensors), key=itemgetter(0))
     return any(end > start and _share(s, t) for (_, end, s), (start, _, t) in itertools.combinations(spans, 2))
 

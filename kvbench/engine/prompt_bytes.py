@@ -54,10 +54,8 @@ class PromptBytes:
     scratch: Scratch
 
     def peak(self, whole: bool, reading: int) -> int:
-        """Return the most bytes that the prompt and its cache take.
-
-        reading: most bytes beside the cache while the prompt is read.
-        """
+        """Return the most bytes that the prompt and its cache take. reading: most bytes beside the cache while the
+        prompt is read."""
         full, left = self._cache(self.rows), self.read()
         evicting = self._one_layer(self.left)  # an eviction copies what stays, layer by layer
         before = left + reading if whole else full + max(reading, evicting)

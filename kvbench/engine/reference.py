@@ -67,11 +67,8 @@ def dense_logits(
     keys: Sequence[int],
     images: Images | None = None,
 ) -> torch.Tensor:
-    """Return the logits [T, V] of one dense forward pass over the T tokens `ids`, under the logged masks.
-
-    V: size of the vocabulary; keys: as in `KeptHistory.visible`; images: the images of the prompt with which `ids`
-    begins.
-    """
+    """Return the logits [T, V] of one dense forward pass over the T tokens `ids`, under the logged masks. V: size of
+    the vocabulary; keys: as in `KeptHistory.visible`; images: the images of the prompt with which `ids` begins."""
     length = len(ids)
     device = loaded.device
 

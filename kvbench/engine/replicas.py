@@ -13,10 +13,8 @@ class Replicas:
         self._tensor = tensor
 
     def on(self, device: torch.device) -> torch.Tensor:
-        """Return the tensor if it is on `device`, else its copy there.
-
-        Later changes of the tensor do not change the copy.
-        """
+        """Return the tensor if it is on `device`, else its copy there. Later changes of the tensor do not change the
+        copy."""
         if device not in self._copies:
             self._copies[device] = self._tensor.to(device)
         return self._copies[device]

@@ -113,10 +113,8 @@ class Rules:
         )
 
     def _marks_of(self, call: AttentionCall) -> torch.Tensor | None:
-        """Return which new tokens consist only of the characters `Needs.marks` and of white space, [b, t] bool.
-
-        False for embeddings, which have no token id. None if the method looks for no characters.
-        """
+        """Return which new tokens consist only of the characters `Needs.marks` and of white space, [b, t] bool. False
+        for embeddings, which have no token id. None if the method looks for no characters."""
         if self.marks is None:
             return None
         # zeros are made on the device of `marks`: a copy from the host cannot be captured in a CUDA graph

@@ -26,9 +26,7 @@ MORE = 16  # candidates beyond the top k; enough unless the smallest candidate e
 
 def next_tokens(logits: torch.Tensor, state: State, kernel: Draw | None = None) -> Choice:
     """Choose the next token for every row of logits [R, V], one row per slot; an idle slot gets an arbitrary token.
-
-    kernel: the function that draws on a GPU in place of `draw`.
-    """
+    kernel: the function that draws on a GPU in place of `draw`."""
     if state.drawing.bans:
         logits = _without_ends(logits, state)
     drawn = (kernel or draw)(logits, state.keys, state.drawn, state.drawing.sampling)
@@ -76,10 +74,8 @@ def draw(logits: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling
 def _draw(
     scaled: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling: Sampling, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw among the `count` largest logits. Return the tokens [R], and [R] bool: whether these logits suffice.
-
-    They suffice if the filters drop the smallest of them: then no other token is allowed.
-    """
+    """Draw among the `count` largest logits. Return the tokens [R], and [R] bool: whether these logits suffice. They
+    suffice if the filters drop the smallest of them: then no other token is allowed."""
     values, ids = scaled.topk(count, dim=-1)  # descending
     kept = torch.ones_like(values, dtype=torch.bool)
     if 0 < sampling.top_k < count:

@@ -102,9 +102,7 @@ class Scratch:
 
     def attended(self, g: LayerGeometry, t: int, n: int, uneven: bool) -> int:
         """Return the bytes that one layer's attention of t queries over n entries per head takes, its mask included.
-
-        uneven: whether heads hold different numbers of entries, so that each needs a mask of its own.
-        """
+        uneven: whether heads hold different numbers of entries, so that each needs a mask of its own."""
         floats, dtype = self.meta.floats, self.meta.dtype
         with self._counting(n) as live:
             query, keys = floats(1, g.query_heads, t, g.head_dim), floats(1, g.kv_heads, n, g.head_dim)
@@ -120,10 +118,8 @@ class Scratch:
         return live.peak - given
 
     def observed(self, rows: int, block: int) -> int:
-        """Return the bytes that the method takes to observe a prompt's queries, `block` at a time.
-
-        rows: entries per head of the prompt.
-        """
+        """Return the bytes that the method takes to observe a prompt's queries, `block` at a time. rows: entries per
+        head of the prompt."""
         if not self.observes:
             return 0
         full = min(block, rows)  # queries of the last full block
@@ -138,16 +134,12 @@ class Scratch:
 
     def probed(self, rows: int, block: int, length: int) -> int:
         """Return the bytes that the method takes to observe a probe of `length` tokens, `block` queries at a time.
-
-        rows: entries per head of the prompt.
-        """
+        rows: entries per head of the prompt."""
         return self._observing(self.method, Shown(1, rows, min(block, length), probe=length))
 
     def decided(self, rows: int, acting: Method | None = None) -> int:
-        """Return the bytes that the method takes to evict a prompt with `rows` entries per head.
-
-        acting: a method that evicts a copy of the cache for a probe (`Probe.against`); None: the method itself.
-        """
+        """Return the bytes that the method takes to evict a prompt with `rows` entries per head. acting: a method that
+        evicts a copy of the cache for a probe (`Probe.against`); None: the method itself."""
         method = acting or self.method.during("prefill")
         if not method.evicts or not method.trigger(1).full(rows, self.meta.budget):
             return 0
@@ -155,10 +147,8 @@ class Scratch:
         return self._deciding(method, Shown(1, rows, needs.width, min(rows, needs.prompt_hidden), views))[0]
 
     def of_ticks(self, held: Shape, at_once: int) -> Ticks:
-        """Return the bytes of evictions while decoding, for several numbers of slots.
-
-        held: the size of a cache with one slot. at_once: bytes of scratch that one view may take.
-        """
+        """Return the bytes of evictions while decoding, for several numbers of slots. held: the size of a cache with
+        one slot. at_once: bytes of scratch that one view may take."""
         acting = self.method.during("decode")
         if not acting.evicts or acting.trigger(self.meta.interval).growth is None:
             return Ticks(((1, 0),), 1)
@@ -265,9 +255,7 @@ class Scratch:
     @contextmanager
     def _counting(self, number: int) -> Iterator[MetaBytes]:
         """Count the bytes of tensors created in the `with` block, with kernels and block sizes of the planned device.
-
-        number: the value that code in the `with` block gets whenever it reads an integer from a meta tensor.
-        """
+        number: the value that code in the `with` block gets whenever it reads an integer from a meta tensor."""
         answers = Answers(number=number)
         with torch.inference_mode(), unread(), planned_for(gpu=self.gpu), MetaBytes(answers, MOST_READS) as live:
             yield live

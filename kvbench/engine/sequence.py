@@ -57,10 +57,8 @@ class Meter:
     kept: tuple[float, float] | None = None  # shares of text and of image tokens, see `images.kept_shares`
 
     def note_prompt(self, prompt: PromptState, samples: int, copies: int) -> None:
-        """Record the time and memory of reading a prompt; its samples share the time equally.
-
-        copies: see `Setup.copies`.
-        """
+        """Record the time and memory of reading a prompt; its samples share the time equally. copies: see
+        `Setup.copies`."""
         self.budget = None if prompt.budget is None else prompt.budget * copies
         self.prefill_seconds += prompt.seconds / samples
         self.evict_seconds += prompt.evict_seconds / samples
@@ -173,10 +171,8 @@ class Sequence:
         return max(0, len(self.pending) - 1) + self.left
 
     def count_step(self, token: Token) -> None:
-        """Count a decode step, which has read one token and drawn another.
-
-        The drawn token is dropped if the sequence must still read further tokens of a new turn (`pending`).
-        """
+        """Count a decode step, which has read one token and drawn another. The drawn token is dropped if the sequence
+        must still read further tokens of a new turn (`pending`)."""
         self.clock += 1
         if self.pending:
             self.pending.popleft()
@@ -184,10 +180,8 @@ class Sequence:
             self.accept(token)
 
     def accept(self, drawn: Token) -> None:
-        """Append a token and decide whether it ends the turn.
-
-        A token whose logit is NaN or infinite is not appended: the sequence ends with an error.
-        """
+        """Append a token and decide whether it ends the turn. A token whose logit is NaN or infinite is not appended:
+        the sequence ends with an error."""
         token, request = drawn.id, self.request
         if request.forced:
             self.log_probs.append(drawn.log_prob)
@@ -261,11 +255,8 @@ class Sequence:
         return follow
 
     def generation(self, cache: SlotCache, decoding: str) -> Generation:
-        """Return the sample's result.
-
-        cache: the cache in which the sample was decoded. decoding: words for how the decode steps ran, for
-        `Usage.decoding`.
-        """
+        """Return the sample's result. cache: the cache in which the sample was decoded. decoding: words for how the
+        decode steps ran, for `Usage.decoding`."""
         text = self.text()
         return Generation(
             request=self.request,

@@ -43,10 +43,8 @@ class Drawing:
 
     @classmethod
     def of(cls, requests: Sequence[Request], stop_ids: frozenset[int]) -> Drawing:
-        """Return how tokens are drawn for these requests. stop_ids: end tokens of the model.
-
-        Raises ValueError when the requests do not share their sampling parameters.
-        """
+        """Return how tokens are drawn for these requests. stop_ids: end tokens of the model. Raises ValueError when the
+        requests do not share their sampling parameters."""
         samplings = {request.sampling for request in requests}
         if len(samplings) > 1:
             raise ValueError("the requests of one call must share their sampling parameters")
@@ -107,10 +105,8 @@ class State:
         self._scores = torch.zeros(steps, 2, rows if drawing.forced else 0, device=device)  # log_probs, likeliest
 
     def load(self, held: Iterable[sequences.Sequence | None], seen: Iterable[int]) -> None:
-        """Copy the numbers of every slot to the device, before a block of steps.
-
-        held: the sequence of each slot, None for an idle slot; seen: for each slot, how many tokens were read.
-        """
+        """Copy the numbers of every slot to the device, before a block of steps. held: the sequence of each slot, None
+        for an idle slot; seen: for each slot, how many tokens were read."""
         held, idle = list(held), [0] * len(self._numbers)
         rows = [idle if s is None else self._row(s, n) for s, n in zip(held, seen)]
         self._numbers.copy_(upload(np.array(rows).T, self.device))

@@ -65,11 +65,8 @@ class StepWriter(ABC):
         self._steps = 0  # steps of this block so far
 
     def load(self, ahead: Sequence[int], keep_newest: bool) -> None:
-        """Prepare a block of steps.
-
-        ahead: for each slot, the most tokens that the block adds; keep_newest: whether to store the queries and hidden
-        states of these tokens.
-        """
+        """Prepare a block of steps. ahead: for each slot, the most tokens that the block adds; keep_newest: whether to
+        store the queries and hidden states of these tokens."""
         self._steps, self._keep_newest = 0, keep_newest
         self.cache.make_room(ahead)
         self.load_lengths()
@@ -298,10 +295,8 @@ class PagedStepWriter(StepWriter):
 
 
 def step_writer(cache: SlotCache, rules: Rules, decode: Decode | None = None) -> StepWriter:
-    """Return a writer for the cache's layout.
-
-    decode: the backend of `kernels` that computes the attention; None: `AttentionCall.attend`, as on a CPU.
-    """
+    """Return a writer for the cache's layout. decode: the backend of `kernels` that computes the attention; None:
+    `AttentionCall.attend`, as on a CPU."""
     if isinstance(cache, DenseCache):
         return DenseStepWriter(cache, rules, decode)
     assert isinstance(cache, PagedCache)

@@ -90,10 +90,8 @@ class DecodeSteps:
             self.state = State(self.cache.slots, self.look, drawing, self._device)
 
     def first_tokens(self, logits: torch.Tensor, samples: Many[Sequence], seen: int) -> list[Token]:
-        """Draw, for each sample of a prompt, the token after the prompt.
-
-        logits: [V], those of the prompt's last token; seen: number of tokens of the prompt.
-        """
+        """Draw, for each sample of a prompt, the token after the prompt. logits: [V], those of the prompt's last token;
+        seen: number of tokens of the prompt."""
         state = State(len(samples), 1, self.state.drawing, self._device)
         state.load(samples, [seen] * len(samples))
         self._draw(logits.expand(len(samples), -1), state)
@@ -101,9 +99,7 @@ class DecodeSteps:
 
     def load(self, slots: Slots) -> int:
         """Copy to the device all that the next block needs from the host; return the block's largest number of steps.
-
-        On a CPU the block has one step if a stop string may end a sequence, because only the host sees stop strings.
-        """
+        On a CPU the block has one step if a stop string may end a sequence, because only the host sees stop strings."""
         sequences = [sequence for _, sequence in slots.live()]
         seen_by_host = not self._on_gpu and any(sequence.request.stop_strings for sequence in sequences)
         look, states = 1 if seen_by_host else self.look, self.cache.recurrent is not None
@@ -132,10 +128,8 @@ class DecodeSteps:
         return self._graph.replay if self._graph else self._step
 
     def run(self, step: Callable[[], None], steps: int) -> list[list[Token]]:
-        """Run a block of at most `steps` steps; return its tokens as [step][slot].
-
-        On a CPU the block ends as soon as a sequence ends. On a GPU the host would have to wait to see this.
-        """
+        """Run a block of at most `steps` steps; return its tokens as [step][slot]. On a CPU the block ends as soon as a
+        sequence ends. On a GPU the host would have to wait to see this."""
         done = 0
         while done < steps and (self._on_gpu or not self.state.ended()):
             step()
@@ -159,11 +153,8 @@ class DecodeSteps:
         self.cache.restore_states(states)
 
     def _step(self) -> None:
-        """Give every slot its next token.
-
-        A CUDA graph may have captured this function. After a tensor that the function reads was replaced, `ready`
-        captures it anew.
-        """
+        """Give every slot its next token. A CUDA graph may have captured this function. After a tensor that the
+        function reads was replaced, `ready` captures it anew."""
         self._draw(self._program() if self._program else self._forward(), self.state)
 
     def _forward(self) -> torch.Tensor:

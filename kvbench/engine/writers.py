@@ -56,10 +56,8 @@ class BlockWriter:
         self._bias: tuple[object, torch.Tensor] | None = None
 
     def begin(self, start: int, count: int, modality: torch.Tensor | None = None) -> torch.Tensor:
-        """Prepare to read `count` tokens from position `start`; return their positions [count].
-
-        modality: [count] or [b, 1, count], the tokens' values of the column `modality`; None: all tokens are text.
-        """
+        """Prepare to read `count` tokens from position `start`; return their positions [count]. modality: [count] or
+        [b, 1, count], the tokens' values of the column `modality`; None: all tokens are text."""
         self.start, self.modality = start, modality
         positions = torch.arange(start, start + count, device=self.cache.device)
         self._positions, self._bias = Replicas(positions), None
@@ -105,9 +103,7 @@ class BlockWriter:
         self, layer: PromptLayer, call: AttentionCall, start: int, queries: torch.Tensor, rows: int
     ) -> torch.Tensor:
         """Return the attention output [b, r, Hq, Dv] of r queries, which see at most the layer's first `rows` entries.
-
-        start: position of the first query.
-        """
+        start: position of the first query."""
         keys, values = layer.keys[:, :, :rows], layer.values[:, :, :rows]
         whole = rows == start + queries.shape[2]  # no entry was dropped: entry j has position j
         gapless = layer.valid is None and (whole or call.window is None)

@@ -59,10 +59,8 @@ def _read_rest(noted: Noted) -> None:
 
 @contextmanager
 def unread() -> Iterator[None]:
-    """In a block `with unread()`, `refuse` checks nothing, not even inside `gathered`.
-
-    This serves code on the meta device, where tensors have no values.
-    """
+    """In a block `with unread()`, `refuse` checks nothing, not even inside `gathered`. This serves code on the meta
+    device, where tensors have no values."""
     token = _unread.set(True)
     try:
         yield
@@ -72,9 +70,7 @@ def unread() -> Iterator[None]:
 
 def read(numbers: torch.Tensor) -> torch.Tensor:
     """Copy int64 numbers [n] to the host. The same copy brings the results of the checks that `gathered` has delayed.
-
-    The first of these checks that fails raises its error.
-    """
+    The first of these checks that fails raises its error."""
     waiting = _noted.get() or []
     noted = waiting.copy()
     waiting.clear()

@@ -21,12 +21,8 @@ Pairs = list[tuple[str, Any]]  # options: name, value
 
 
 def canonical(name: str) -> str:
-    """Return the registered spelling of a method's name, or of two names joined by ``+``.
-
-    A name joined to itself gives the single name.
-
-    Raises UserError for an unknown or malformed name.
-    """
+    """Return the registered spelling of a method's name, or of two names joined by ``+``. A name joined to itself gives
+    the single name. Raises UserError for an unknown or malformed name."""
     parts = name.split("+")
     if "(" in name:
         bare, option = name.partition("(")[0].strip(), name.partition("(")[2].partition("=")[0].strip() or "NAME"
@@ -49,10 +45,8 @@ def make(name: str, options: Mapping[str, Any]) -> Method:
 
 
 def parse(name: str, pairs: list[tuple[str, str]]) -> Method:
-    """Make a method from its name and options as text.
-
-    Raises UserError for an unknown method, an invalid option, or two methods that cannot be combined.
-    """
+    """Make a method from its name and options as text. Raises UserError for an unknown method, an invalid option, or
+    two methods that cannot be combined."""
     return _made(name, pairs, lambda part, own: parse_options(part, methods.get(part), own))
 
 

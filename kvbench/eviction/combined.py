@@ -117,10 +117,8 @@ class Combined(Method):
         return self.first.states() + self.second.states()
 
     def protect(self, budget: int) -> Protect:
-        """Return the union of what the two methods protect, for messages about the budget.
-
-        An eviction does not use this union. It uses only the protection of the method that decides.
-        """
+        """Return the union of what the two methods protect, for messages about the budget. An eviction does not use
+        this union. It uses only the protection of the method that decides."""
         a, b = self.first.keeps_always(budget), self.second.keeps_always(budget)
         return Protect(
             sinks=max(a.sinks, b.sinks),
@@ -169,19 +167,15 @@ class Combined(Method):
 
 
 def _most(a: Protect, b: Protect) -> int | None:
-    """Return `Protect.prompt_most` of the union of two protections. Only protections that protect the prompt count.
-
-    The result is the larger limit; None if one of these protections has no limit, or if neither protects the prompt.
-    """
+    """Return `Protect.prompt_most` of the union of two protections. Only protections that protect the prompt count. The
+    result is the larger limit; None if one of these protections has no limit, or if neither protects the prompt."""
     limits = [protect.prompt_most for protect in (a, b) if protect.prompt]
     return None if None in limits or not limits else max(limit for limit in limits if limit is not None)
 
 
 def _common(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the classes of attention modules that both methods can read.
-
-    If one method reads no attention module, its tuple is empty, and the classes of the other method are returned.
-    """
+    """Return the classes of attention modules that both methods can read. If one method reads no attention module, its
+    tuple is empty, and the classes of the other method are returned."""
     return tuple(name for name in a if name in b) if a and b else a or b
 
 

@@ -51,10 +51,8 @@ def delegate(cls: Any, *more: str) -> None:
 
 
 def named(option: str, label: str, make: Callable[[], Method]) -> Method:
-    """Make the method that an option of a wrapper names. label: the option's value; make: makes the method.
-
-    Raises OptionError if `label` names no method or two combined methods; a wrapper can wrap only one method.
-    """
+    """Make the method that an option of a wrapper names. label: the option's value; make: makes the method. Raises
+    OptionError if `label` names no method or two combined methods; a wrapper can wrap only one method."""
     try:
         inner = make()
     except UserError as error:

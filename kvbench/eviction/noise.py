@@ -28,11 +28,8 @@ def mix(*parts: torch.Tensor | int) -> torch.Tensor:
 
 
 def uniform(bits: torch.Tensor) -> torch.Tensor:
-    """Map hashed int64 to float64 in the open interval (0, 1).
-
-    The result is (k + 0.5) / 2^52, where k is the number in the upper 52 bits. With 53 bits, the largest result would
-    be rounded to 1.
-    """
+    """Map hashed int64 to float64 in the open interval (0, 1). The result is (k + 0.5) / 2^52, where k is the number in
+    the upper 52 bits. With 53 bits, the largest result would be rounded to 1."""
     return (_shift(bits, 12).double() + 0.5) * 2.0**-52
 
 

@@ -59,10 +59,8 @@ def option(
     above: float | None = None,
     odd: bool = False,
 ) -> Any:
-    """Return a dataclass field with a help text and a range: `low` and `high` are inclusive, `above` is exclusive.
-
-    odd: whether the value must be odd.
-    """
+    """Return a dataclass field with a help text and a range: `low` and `high` are inclusive, `above` is exclusive. odd:
+    whether the value must be odd."""
     limits = {"low": low, "high": high, "above": above, "odd": odd}
     return dataclasses.field(default=default, metadata={"help": help, "limits": limits})
 
@@ -194,10 +192,8 @@ def parse_value(text: str, kind: Any) -> Any:
 
 
 def as_whole(raw: object) -> int | None:
-    """Return `raw` as an integer if it is an integer, or a text of digits with or without a sign; otherwise None.
-
-    The values 1.5, 2.0, "1e3" and true give None.
-    """
+    """Return `raw` as an integer if it is an integer, or a text of digits with or without a sign; otherwise None. The
+    values 1.5, 2.0, "1e3" and true give None."""
     if isinstance(raw, int) and not isinstance(raw, bool):
         return raw
     text = raw.strip() if isinstance(raw, str) else ""
@@ -205,10 +201,8 @@ def as_whole(raw: object) -> int | None:
 
 
 def as_number(raw: object) -> float | None:
-    """Return `raw` as a float if it is a number, or a text that states a number; otherwise None.
-
-    The built-in `float` alone would also accept true and the texts "nan", "1_0" and non-ASCII digits.
-    """
+    """Return `raw` as a float if it is a number, or a text that states a number; otherwise None. The built-in `float`
+    alone would also accept true and the texts "nan", "1_0" and non-ASCII digits."""
     if isinstance(raw, float):
         return raw
     text = "" if isinstance(raw, bool) else str(raw).strip()

@@ -68,9 +68,7 @@ def parse_protection(text: str) -> Protection | None:
 
 def _amount(text: str, share: bool) -> int | float:
     """Parse a number of tokens, at least 1. If `share` is true, ``50%`` gives the share 0.5; a share is at most 1.
-
-    Raises ValueError for other texts.
-    """
+    Raises ValueError for other texts."""
     if share and text.endswith("%") and re.fullmatch(r"[0-9]{1,3}(\.[0-9]+)?%", text):
         number: int | float = float(text[:-1]) / 100
         fits = 0 < number <= 1

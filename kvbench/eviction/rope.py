@@ -18,10 +18,8 @@ class Rope:
     interleaved: bool = False
 
     def rotate(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-        """Return x [b, H, w, d] in float32, with each vector moved forward by `by` positions ([b, w] or [w]).
-
-        Negative numbers in `by` move a vector back.
-        """
+        """Return x [b, H, w, d] in float32, with each vector moved forward by `by` positions ([b, w] or [w]). Negative
+        numbers in `by` move a vector back."""
         angles = by.double()[..., None] * self.frequencies.to(by.device, torch.float64)  # [(b,) w, r / 2]
         cos, sin = angles.cos().float(), angles.sin().float()
         if by.dim() == 2:

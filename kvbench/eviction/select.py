@@ -84,10 +84,8 @@ def _kept_per_head(method: Method, view: LayerView) -> int | None:
 
 
 def _score(method: Method, view: LayerView) -> ScoreOut:
-    """Return the method's scores of one layer.
-
-    Raises MethodError for a wrong shape, and when the `score` of a plug-in fails.
-    """
+    """Return the method's scores of one layer. Raises MethodError for a wrong shape, and when the `score` of a plug-in
+    fails."""
     try:
         out = method.score(view)
     except KVBenchError:
@@ -198,10 +196,8 @@ def protected(
     prompt_len: torch.Tensor,
     valid: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
-    """Return the mask of protected entries, [b, Hk, N] bool, or None if nothing is protected.
-
-    positions: [b, Hk, N]; seen, prompt_len: [b]; valid: [b, Hk, N], None if all entries are valid.
-    """
+    """Return the mask of protected entries, [b, Hk, N] bool, or None if nothing is protected. positions: [b, Hk, N];
+    seen, prompt_len: [b]; valid: [b, Hk, N], None if all entries are valid."""
     mask = None
     if protect.sinks:
         mask = positions < protect.sinks
@@ -230,10 +226,8 @@ def order_key(score: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 
 def lowest(keys: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """Return the mask of the `count` [...] lowest int64 keys of each row, [..., n] bool.
-
-    If further keys equal the largest marked key, they are marked too.
-    """
+    """Return the mask of the `count` [...] lowest int64 keys of each row, [..., n] bool. If further keys equal the
+    largest marked key, they are marked too."""
     if keys.device.type == "cpu":  # numpy sorts short rows several times as fast as torch
         ordered = keys.clone()
         ordered.numpy().sort(axis=-1)

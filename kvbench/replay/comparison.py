@@ -120,9 +120,7 @@ class Comparison(Listener):
 
 def held_tokens(cache: PromptCache, reference: Reference, total: int) -> torch.Tensor:
     """Return [L, b, Hk, total]: for each of the first `total` tokens, 1 if the cache holds the token's entry, else 0.
-
-    If the cache keeps entries per query head, the value is the mean over the query heads of a group.
-    """
+    If the cache keeps entries per query head, the value is the mean over the query heads of a group."""
     return torch.stack([_held(cache.layers[i], paid.shape[1], total) for i, paid in reference.attention.items()])
 
 

@@ -34,10 +34,8 @@ def check_scorable(work: TaskWork) -> None:
 
 
 def scored(work: TaskWork, traces: Sequence[ForcedTrace], loaded: LoadedModel) -> Right:
-    """Score the answers of the traces. Return whether each answer is right, by question and sample.
-
-    The task must pass `check_scorable`.
-    """
+    """Score the answers of the traces. Return whether each answer is right, by question and sample. The task must pass
+    `check_scorable`."""
     prompts = {p.doc_id: p for p in work.prompts}
     with ScorePool() as pool:
         waiting = []

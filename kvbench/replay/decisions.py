@@ -52,11 +52,8 @@ def check(config: RunConfig) -> None:
 
 
 def answers(folder: Path, task: str, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the rows, with their texts, whose evictions are to be recorded.
-
-    For each cell whose method evicts and each question in `names`, this is the row of the first sample with the status
-    "ok". A missing value in a row is None.
-    """
+    """Return the rows, with their texts, whose evictions are to be recorded. For each cell whose method evicts and each
+    question in `names`, this is the row of the first sample with the status "ok". A missing value in a row is None."""
     rows = read_rows(folder)
     mine = (rows["task"] == task) & rows["doc_id"].isin(names) & (rows["status"] == "ok")
     rows = rows[mine & rows["interval"].notna()].sort_values("sample", kind="stable")

@@ -30,10 +30,8 @@ entries. docs/replay.md explains every column.
 
 
 def write(out: str, results: Sequence[Result], document: Mapping[str, Any]) -> Path:
-    """Write the results of a comparison to the folder `out`, replacing earlier files; return the folder.
-
-    Raises SetupError or UserError if the folder cannot be written.
-    """
+    """Write the results of a comparison to the folder `out`, replacing earlier files; return the folder. Raises
+    SetupError or UserError if the folder cannot be written."""
     folder = check_out(out)
     for file, name in (("replay.csv", "rows"), ("traces.parquet", "traces"), ("heads.parquet", "heads")):
         _put_table(folder / file, [row for result in results for row in getattr(result, name)], ["budget"])
@@ -43,10 +41,7 @@ def write(out: str, results: Sequence[Result], document: Mapping[str, Any]) -> P
 
 def write_analyses(out: str, found: Mapping[type[Analysis], Sequence[Row]], document: Mapping[str, Any]) -> Path:
     """Write the tables, pages and figures of every analysis to the folder `out`, replacing earlier files; return the
-    folder.
-
-    Raises SetupError or UserError if the folder cannot be written.
-    """
+    folder. Raises SetupError or UserError if the folder cannot be written."""
     folder = check_out(out)
     for kind, rows in found.items():
         _put_table(folder / f"{kind.name}.{kind.file}", rows, ["budget", "layer", "head"])
@@ -58,10 +53,8 @@ def write_analyses(out: str, found: Mapping[type[Analysis], Sequence[Row]], docu
 
 
 def _put_table(path: Path, rows: Sequence[Row], whole: Sequence[str]) -> None:
-    """Write the rows of a table to a file, as CSV if the path ends in .csv, otherwise as Parquet.
-
-    whole: names of the columns that have whole numbers, perhaps with missing values.
-    """
+    """Write the rows of a table to a file, as CSV if the path ends in .csv, otherwise as Parquet. whole: names of the
+    columns that have whole numbers, perhaps with missing values."""
     import pandas as pd
 
     table, buffer = pd.DataFrame(list(rows)), io.BytesIO()
@@ -81,10 +74,8 @@ def _put(path: Path, content: bytes) -> None:
 
 
 def show_result(result: Result) -> None:
-    """Print two tables for one task, of loss and of attention, with a line per method and budget.
-
-    Methods without a budget come first; the others are sorted by budget and loss ratio.
-    """
+    """Print two tables for one task, of loss and of attention, with a line per method and budget. Methods without a
+    budget come first; the others are sorted by budget and loss ratio."""
     first = result.rows[0]
     count = f"{first['traces']} answers, {first['tokens']} tokens, interval {first['interval']}"
     print(f"{terminal.clean(first['task'])}: {count}; loss of the full cache {first['loss_full']:.3g} nats per token\n")

@@ -66,10 +66,8 @@ def read(
 
 
 def _narrow(traces: Sequence[ForcedTrace], loaded: LoadedModel) -> Iterator[list[ForcedTrace]]:
-    """Yield batches in which the attention of WINDOW queries per trace takes at most SCRATCH_FLOATS numbers in all.
-
-    A trace that needs more forms a batch alone.
-    """
+    """Yield batches in which the attention of WINDOW queries per trace takes at most SCRATCH_FLOATS numbers in all. A
+    trace that needs more forms a batch alone."""
     heads = max((g.query_heads for g in loaded.geometry if g.evicts), default=1)
     for batch in batches(traces, loaded, CHUNK):
         total = len(batch[0].prompt) + len(batch[0].answer)
@@ -86,10 +84,8 @@ class _Windows(Listener):
         self.prompt, self.count = len(batch[0].prompt), -(-(len(batch[0].answer) - 1) // WINDOW)
 
     def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
-        """Pass the attention of the new queries to the analyses, in the layers in which methods evict.
-
-        first: a multiple of WINDOW, because a pass starts at a multiple of CHUNK.
-        """
+        """Pass the attention of the new queries to the analyses, in the layers in which methods evict. first: a
+        multiple of WINDOW, because a pass starts at a multiple of CHUNK."""
         layer = self.cache.layers[call.layer]
         if not layer.geometry.evicts:
             return

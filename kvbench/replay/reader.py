@@ -49,16 +49,12 @@ class Listener:
         self.cache = cache
 
     def block(self, index: int) -> None:
-        """Called when block `index` of the answers begins, after any eviction at this point.
-
-        The block's first token has the number `index` * interval.
-        """
+        """Called when block `index` of the answers begins, after any eviction at this point. The block's first token
+        has the number `index` * interval."""
 
     def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
         """Called for each layer of a forward pass over t answer tokens, of which the first has the number `first`.
-
-        call: the layer's attention call. out: the call's output [b, t, Hq, Dv].
-        """
+        call: the layer's attention call. out: the call's output [b, t, Hq, Dv]."""
 
     def predicted(self, first: int, logits: torch.Tensor) -> None:
         """Called after the prompts were read, and after each forward pass over the answers. logits: [b, t, V],
@@ -96,10 +92,8 @@ class TraceReader:
 
     @property
     def within(self) -> str | None:
-        """The oracle's option `within`, if the method is `golden` or a pair that contains it, such as "a+golden".
-
-        None for other methods.
-        """
+        """The oracle's option `within`, if the method is `golden` or a pair that contains it, such as "a+golden". None
+        for other methods."""
         parts = (self.method.during("prefill"), self.method.during("decode"))
         return next((str(part.options()["within"]) for part in parts if part.oracle), None)
 

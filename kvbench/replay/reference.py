@@ -173,10 +173,8 @@ def attention_to(
 
 
 def read_full(reader: TraceReader, traces: Sequence[ForcedTrace], *, extreme: bool = False) -> Reference:
-    """Read a batch with the full cache, and return the record of this reading.
-
-    reader: a reader whose method is `full`, the full cache. extreme: whether to record `Reference.most`.
-    """
+    """Read a batch with the full cache, and return the record of this reading. reader: a reader whose method is `full`,
+    the full cache. extreme: whether to record `Reference.most`."""
     reference = Reference(traces, reader.interval, reader.loaded.device, extreme=extreme)
     reader.read(traces, reference)
     reference.close()

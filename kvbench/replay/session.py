@@ -68,10 +68,8 @@ class Session:
                 self.progress.end()
 
     def _load(self) -> tuple[LoadedModel, Plans]:
-        """Load the model. Return it, and the methods and budgets to replay on each task at each interval.
-
-        Raises KVBenchError if a method that the user names cannot run; if possible, before the model is loaded.
-        """
+        """Load the model. Return it, and the methods and budgets to replay on each task at each interval. Raises
+        KVBenchError if a method that the user names cannot run; if possible, before the model is loaded."""
         config, inputs = self.config, self.inputs
         load_model = partial(inputs.load_model, config)
         shape, early = known_shape(inputs.config, load_model)
@@ -136,10 +134,8 @@ class Session:
 
 
 def _with_sample(works: dict[str, TaskWork], sample: str | None) -> dict[str, TaskWork]:
-    """Return the tasks that have a question with the id `sample`, or all tasks if `sample` is None.
-
-    Raises UserError if no task has the question.
-    """
+    """Return the tasks that have a question with the id `sample`, or all tasks if `sample` is None. Raises UserError if
+    no task has the question."""
     if sample is None:
         return works
     chosen = {name: work for name, work in works.items() if any(p.doc_id == sample for p in work.prompts)}

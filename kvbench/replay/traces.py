@@ -141,11 +141,8 @@ def stored_answers(
 def read_trace(
     row: Mapping[str, Any], prompt: Prompt | None, work: TaskWork, tokenizer: Any, context: int, seed: int
 ) -> ForcedTrace | None:
-    """Return the answer of a stored row as a trace; cut it to the model's context.
-
-    Returns None if `prompt` is None or differs from the row's prompt, the answer is empty, or the question has several
-    turns.
-    """
+    """Return the answer of a stored row as a trace; cut it to the model's context. Returns None if `prompt` is None or
+    differs from the row's prompt, the answer is empty, or the question has several turns."""
     text = row["output"]
     ids = tokenizer(text, add_special_tokens=False)["input_ids"] if isinstance(text, str) and text else []
     if prompt is None or prompt.talk or prompt.sha256 != row["prompt_sha256"] or not ids:

@@ -29,10 +29,8 @@ class Work:
 
     @property
     def methods(self) -> bool:
-        """Whether the answers must be read with the chosen methods.
-
-        The comparison and the analyses of methods need these readings.
-        """
+        """Whether the answers must be read with the chosen methods. The comparison and the analyses of methods need
+        these readings."""
         return not self.kinds or not all(issubclass(kind, AttentionAnalysis) for kind in self.kinds)
 
 

@@ -57,10 +57,8 @@ def best_per_budget(
 
 
 def _best(cells: Sequence[ScoreCell], scores: Sequence[list[list[float]]], clusters: Sequence[str]) -> Best:
-    """Return the leader among the cells at one budget, and its rivals.
-
-    scores: for each cell, the samples' scores of each shared question. clusters: the cluster of each shared question.
-    """
+    """Return the leader among the cells at one budget, and its rivals. scores: for each cell, the samples' scores of
+    each shared question. clusters: the cluster of each shared question."""
     means = [stats.question_means(own).mean() for own in scores]
     first, *others = sorted(range(len(cells)), key=lambda place: -means[place])
     paired = [

@@ -137,10 +137,7 @@ def entries(value: float) -> str:
 
 def with_error(value: float, se: float, *, sign: str = "", digits: int = 3) -> str:
     """Format a value with its standard error, as in "0.512 ±0.034"; the value alone if `se`, the standard error, is
-    NaN.
-
-    An error that would be rounded to zero keeps its first digit.
-    """
+    NaN. An error that would be rounded to zero keeps its first digit."""
     if math.isnan(se):
         return f"{value:{sign}.3f}"
     return f"{value:{sign}.3f} ±{se:.{digits}f}" if se >= 0.5 * 10**-digits else f"{value:{sign}.3f} ±{se:.1g}"

@@ -31,10 +31,7 @@ class Layer:
 
 def read_layers(path: Path) -> list[Layer] | None:
     """Return the layers of a run's model from the run's run.json; None if the run has no run.json, or if run.json names
-    no layers. path: the run's folder, or a table in it.
-
-    Raises SetupError if run.json is damaged.
-    """
+    no layers. path: the run's folder, or a table in it. Raises SetupError if run.json is damaged."""
     folder = path if path.is_dir() else path.parent
     if not (folder / manifest.NAME).is_file():
         return None

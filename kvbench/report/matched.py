@@ -112,10 +112,8 @@ class _Scores:
 
 
 def matched_tables(loaded: Loaded) -> list[MatchedTable]:
-    """Return the tables of all groups of comparable rows; each group belongs to one task.
-
-    A group has one table for each protection that replaces the methods' own protection.
-    """
+    """Return the tables of all groups of comparable rows; each group belongs to one task. A group has one table for
+    each protection that replaces the methods' own protection."""
     shared = shared_options(loaded)
     return [table for group in loaded.groups for table in _of_group(group, shared)]
 
@@ -147,10 +145,8 @@ def _of_group(group: Group, shared: Mapping[str, Mapping[str, Any]]) -> list[Mat
 
 
 def _apart(method: str, options: str, shared: Mapping[str, Any]) -> tuple[str, str | None]:
-    """Return two values: a method's label without the option `protection`, and the protection.
-
-    The protection of two combined methods is None if they have different protections.
-    """
+    """Return two values: a method's label without the option `protection`, and the protection. The protection of two
+    combined methods is None if they have different protections."""
     given = options_of(options)
     replaced = [value for name, value in given.items() if name.rpartition(".")[2] == OPTION]
     others = {name: value for name, value in given.items() if name.rpartition(".")[2] != OPTION}

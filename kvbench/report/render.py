@@ -104,10 +104,8 @@ SUFFIXES = {"markdown": "md", "csv": "csv", "json": "json"}  # of the files that
 
 
 def write(report: Report, folder: Path) -> list[Path]:
-    """Write the report as Markdown, CSV and JSON into a folder, and return the paths.
-
-    Raises SetupError if a file cannot be written.
-    """
+    """Write the report as Markdown, CSV and JSON into a folder, and return the paths. Raises SetupError if a file
+    cannot be written."""
     texts = {f"{report.name}.{suffix}": FORMATS[form](report) for form, suffix in SUFFIXES.items()}
     try:
         in_a_run = (folder.parent / manifest.NAME).is_file()

@@ -24,10 +24,7 @@ MOST = 4  # pairs of runs that have a separate line; all further pairs share a l
 
 def each_once(rows: Rows, paths: Mapping[str, Path]) -> tuple[Rows, list[str]]:
     """Return two values: the rows, one per key and without the column of keys, and lines for the user on the rows that
-    are left out.
-
-    paths: the folder or table of each run, by the run's name.
-    """
+    are left out. paths: the folder or table of each run, by the run's name."""
     import numpy as np
 
     counting = _counting(rows)
@@ -49,11 +46,8 @@ def _counting(rows: Rows) -> Ints:
 
 
 def _lines(left: Rows, kept: Rows, paths: Mapping[str, Path]) -> list[str]:
-    """Return lines for the user on the pairs of runs that have rows with the same keys.
-
-    left: the rows that are left out. kept: for each of them the row with the same key that is kept. paths: see
-    `each_once`.
-    """
+    """Return lines for the user on the pairs of runs that have rows with the same keys. left: the rows that are left
+    out. kept: for each of them the row with the same key that is kept. paths: see `each_once`."""
     import numpy as np
 
     lost, used = left.number("score"), kept.number("score")

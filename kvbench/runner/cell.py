@@ -48,11 +48,8 @@ class MethodState:
 
     @classmethod
     def of(cls, choice: MethodChoice, model_config: Any, info: models.ModelInfo) -> MethodState:
-        """Make the method that the user chose, and find its version, source and artefacts.
-
-        Raises KVBenchError like `artefacts`, and UserError if the method reads matrices of the model that stay
-        quantised in memory.
-        """
+        """Make the method that the user chose, and find its version, source and artefacts. Raises KVBenchError like
+        `artefacts`, and UserError if the method reads matrices of the model that stay quantised in memory."""
         method = choose.make(choice.name, dict(choice.options))
         refuse_quantised(choice.label, method, model_config)
         return cls(
@@ -88,10 +85,8 @@ class CellPlan:
     oom_retries: int = 0  # how often memory ran out until now
 
     def after_lack_of_memory(self, slots: int, retries: int) -> CellPlan:
-        """Return the plan of the same cell with other slots, after memory ran out.
-
-        slots: the new number of slots. retries: how often memory has run out in this cell.
-        """
+        """Return the plan of the same cell with other slots, after memory ran out. slots: the new number of slots.
+        retries: how often memory has run out in this cell."""
         return replace(self, plan=self.plan_with(slots), oom_retries=retries)
 
 

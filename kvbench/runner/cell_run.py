@@ -133,10 +133,8 @@ class CellRun:
         self.writer.add(row, failed, self.cell_plan, memory.peak(*self.loaded.devices))
 
     def _longest(self) -> list[Key]:
-        """Return the keys of the longest missing rows, whose length determines the engine's size.
-
-        Rows that are too long for the model count only if all missing rows are too long.
-        """
+        """Return the keys of the longest missing rows, whose length determines the engine's size. Rows that are too
+        long for the model count only if all missing rows are too long."""
         lengths = {key: row.prompt.max_tokens for key, row in self.missing.items()}
         fitting = [length for length in lengths.values() if length <= self.cell_plan.max_tokens]
         most = max(fitting or lengths.values())
@@ -152,10 +150,8 @@ class CellRun:
         )
 
     def _numbers_fail(self, answer: Generation) -> bool:
-        """Return whether the last NOT_NUMBERS answers all had NaN or infinite logits.
-
-        Answers with a status in `FINAL` do not count. If the result is True, warn that the cell ends here.
-        """
+        """Return whether the last NOT_NUMBERS answers all had NaN or infinite logits. Answers with a status in `FINAL`
+        do not count. If the result is True, warn that the cell ends here."""
         if answer.status in FINAL:  # the model did not read this prompt, so there were no logits
             return False
         self.not_numbers = self.not_numbers + 1 if answer.status == "nan_logits" else 0

@@ -48,10 +48,7 @@ def versions() -> dict[str, str]:
 
 def git_commit() -> str | None:
     """Return the commit of the git work tree that kvbench runs from; None if git is missing, fails or does not track
-    kvbench's files.
-
-    "+changes" is appended if a tracked file differs from the commit.
-    """
+    kvbench's files. "+changes" is appended if a tracked file differs from the commit."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *arguments]
@@ -104,10 +101,8 @@ def machine() -> dict[str, Any]:
 
 
 def device_name(device: torch.device, number: int = 0) -> str:
-    """Return ``cpu`` or the GPU's name; for a model that is divided between two GPUs, ``2 x NAME``.
-
-    number: how many GPUs the model is divided among; 0: the model is not divided.
-    """
+    """Return ``cpu`` or the GPU's name; for a model that is divided between two GPUs, ``2 x NAME``. number: how many
+    GPUs the model is divided among; 0: the model is not divided."""
     import torch
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

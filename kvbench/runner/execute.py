@@ -122,10 +122,8 @@ def _run(
     progress: Progress,
     say: Notice,
 ) -> RunResult:
-    """Generate missing rows, score answers without a score, and write the run's tables.
-
-    done: keys of rows saved before.
-    """
+    """Generate missing rows, score answers without a score, and write the run's tables. done: keys of rows saved
+    before."""
     keys = {row.key for cell in plan.cells for row in cell.rows}
     final = Counter(e.row["status"] for key, e in folder.content().entries.items() if e.final and key in keys)
     work = Work(folder, plan, len(keys & done), progress, say)

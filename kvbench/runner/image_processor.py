@@ -95,11 +95,8 @@ def _counted(name: str, images: Any, tokenizer: Any, config: Any, settings: Mapp
 
 
 def _tokens(processor: Any, around: int, height: int, width: int) -> int:
-    """Return how many tokens stand for an image of this size.
-
-    around: how many tokens the processor writes before and after an image. transformers counts them as tokens of the
-    image, so this function subtracts them.
-    """
+    """Return how many tokens stand for an image of this size. around: how many tokens the processor writes before and
+    after an image. transformers counts them as tokens of the image, so this function subtracts them."""
     return int(processor._get_num_multimodal_tokens(image_sizes=[(height, width)]).num_image_tokens[0]) - around
 
 

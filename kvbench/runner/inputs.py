@@ -108,10 +108,8 @@ def read_inputs(
 
 
 def _check_end(config: RunConfig, where: str, tokenizer: Any, model_config: Any, works: dict[str, TaskWork]) -> None:
-    """Raise UserError if a task's answers could end only at the maximum length.
-
-    An answer cannot end earlier if the model has no end token, and neither task nor user gives a stop string or token.
-    """
+    """Raise UserError if a task's answers could end only at the maximum length. An answer cannot end earlier if the
+    model has no end token, and neither task nor user gives a stop string or token."""
     generation = None
     with models.reading(config.model, where), contextlib.suppress(OSError):  # no generation config
         generation = transformers.GenerationConfig.from_pretrained(where, revision=config.revision or "main")

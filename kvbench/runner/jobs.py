@@ -29,10 +29,8 @@ class Job:
 
 
 def jobs_of(cells: Sequence[CellPlan], done: Collection[str], *, whole: bool) -> list[Job]:
-    """Return the jobs of a run, in the order of its cells. done: keys of saved rows, which the jobs leave out.
-
-    whole: make one job per cell. Otherwise a cell is cut between questions into jobs of about `ROUNDS` rows per slot.
-    """
+    """Return the jobs of a run, in the order of its cells. done: keys of saved rows, which the jobs leave out. whole:
+    make one job per cell. Otherwise a cell is cut between questions into jobs of about `ROUNDS` rows per slot."""
     jobs = []
     for index, cell in enumerate(cells):
         blocks = [cell.rows] if whole else _blocks(cell.rows, ROUNDS * cell.plan.slots)

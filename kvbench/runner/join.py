@@ -134,10 +134,8 @@ def _add(shard: ShardFolder, known: dict[str, _Known], journal: Journal, say: Ca
 
 
 def _check_target(folder: RunFolder, environment: Mapping[str, Any], allowed: bool) -> list[str]:
-    """Raise UserError if the run to write to is itself a shard, or began with other inputs than the shards.
-
-    Raises SetupError if its record is damaged. Returns notices about the changes that are allowed.
-    """
+    """Raise UserError if the run to write to is itself a shard, or began with other inputs than the shards. Raises
+    SetupError if its record is damaged. Returns notices about the changes that are allowed."""
     before = folder.info["environment"]
     check_complete(folder.path, before)
     if (shard := recorded(folder.name, before)) is not None:

@@ -106,9 +106,7 @@ def _path(name: str) -> Path | None:
 
 def _label(name: str, path: Path) -> str | None:
     """Return a module's label, such as ``kvbench/methods/gkv.py``, which does not depend on where kvbench is installed.
-
-    None for a plug-in that is a single file.
-    """
+    None for a plug-in that is a single file."""
     if path.name == "__init__.py":
         return f"{name.replace('.', '/')}/__init__.py"
     return f"{name.replace('.', '/')}{path.suffix}" if path.stem == name.rpartition(".")[2] else None

@@ -99,10 +99,8 @@ class _Scoring:
         self._waiting: deque[tuple[Future[Score], _Job]] = deque()
 
     def submit(self, job: _Job, output: Output) -> None:
-        """Begin to score an answer. Then write scores, oldest answer first, up to the first that is not known yet.
-
-        If AT_ONCE answers wait to be written, wait for the score of the oldest.
-        """
+        """Begin to score an answer. Then write scores, oldest answer first, up to the first that is not known yet. If
+        AT_ONCE answers wait to be written, wait for the score of the oldest."""
         task = self.works[job.entry.row["task"]].task
         self._waiting.append((self.pool.submit(task, job.prompt.doc, output), job))
         while len(self._waiting) >= AT_ONCE or (self._waiting and self._waiting[0][0].done()):
@@ -114,10 +112,8 @@ class _Scoring:
             self._write_oldest()
 
     def write_ready(self) -> None:
-        """Write all scores that are known now, even if earlier answers are still being scored.
-
-        Otherwise an interruption would lose scores for which a judge was paid.
-        """
+        """Write all scores that are known now, even if earlier answers are still being scored. Otherwise an
+        interruption would lose scores for which a judge was paid."""
         for future, job in self._waiting:
             if future.done():
                 self._write(future, job)

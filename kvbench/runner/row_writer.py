@@ -60,10 +60,8 @@ class RowWriter:
         self.collect(most=BACKLOG)
 
     def poll(self) -> None:
-        """Let the journal commit its rows to disk if a commit is due (see `Journal.poll`).
-
-        While the engine generates, `Runner` calls this after each block of steps.
-        """
+        """Let the journal commit its rows to disk if a commit is due (see `Journal.poll`). While the engine generates,
+        `Runner` calls this after each block of steps."""
         self.saved += len(self.journal.poll())
 
     def collect(self, *, most: int = 0, seconds: float | None = None) -> None:

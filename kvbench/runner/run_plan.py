@@ -130,10 +130,8 @@ class RunPlan:
         return sum(len(cell.rows) for cell in self.cells)
 
     def workers(self, missing: int) -> int:
-        """Return how many processes should share the run's missing rows on a CPU. missing: number of these rows.
-
-        The result is 1 for a model so large that a single process uses all threads of torch for it.
-        """
+        """Return how many processes should share the run's missing rows on a CPU. missing: number of these rows. The
+        result is 1 for a model so large that a single process uses all threads of torch for it."""
         most = max((cell.plan.peak_bytes for cell in self.cells), default=0) + PROCESS
         fitting = int(memory.total(self.device) * USABLE[self.device.type]) // most
         return max(1, min(self.allowed // self.threads, missing // ROWS_PER_WORKER, fitting, MOST_WORKERS))
@@ -148,10 +146,8 @@ class RunPlan:
         memory.release(self.device)
 
     def record(self, sources: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the part `environment` of run.json.
-
-        sources: for each setting, where the user gave it, such as a flag or a file.
-        """
+        """Return the part `environment` of run.json. sources: for each setting, where the user gave it, such as a flag
+        or a file."""
         return {
             **env.compared(),
             "versions": env.versions(),
@@ -185,10 +181,8 @@ class RunPlan:
 
 
 def _form(config: RunConfig, info: models.ModelInfo, dtype: torch.dtype, say: Notice, *, dry_run: bool) -> Form | None:
-    """Return the form of a model's quantised weights; None if they are not quantised.
-
-    A dry run only warns of a missing package. Raises KVBenchError for weights that cannot be loaded.
-    """
+    """Return the form of a model's quantised weights; None if they are not quantised. A dry run only warns of a missing
+    package. Raises KVBenchError for weights that cannot be loaded."""
     form = quantised.form_of(info.config)
     if form is None:
         return None
@@ -221,10 +215,8 @@ def _loader(config: RunConfig, inputs: Inputs, device: torch.device, division: D
 
 
 def _plan_shape(inputs: Inputs, say: Notice) -> ModelShape:
-    """Return the sizes that a plan needs, read from the model's configuration without weights.
-
-    If the model's layers cannot be read without weights, estimate the sizes and tell the user so (`say`).
-    """
+    """Return the sizes that a plan needs, read from the model's configuration without weights. If the model's layers
+    cannot be read without weights, estimate the sizes and tell the user so (`say`)."""
     try:
         return read_shape(inputs.config)
     except ProbeFailed:

@@ -58,10 +58,8 @@ def method_record(states: Mapping[MethodChoice, MethodState]) -> dict[str, Any]:
 
 
 def began(out: Path, name: str, config: RunConfig, *, resume: bool) -> Mapping[str, Any]:
-    """Return the record with which the run of this name began; empty if there is no such run to continue.
-
-    Without `resume`, the result is also empty if the run of this name has other settings.
-    """
+    """Return the record with which the run of this name began; empty if there is no such run to continue. Without
+    `resume`, the result is also empty if the run of this name has other settings."""
     folder = out / check_run_name(name)
     if not (folder / manifest.NAME).is_file():
         return {}
@@ -158,9 +156,7 @@ def _check_version(run: str, what: str, was: Mapping[str, Any], has: Mapping[str
 
 def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], allowed: bool) -> list[str]:
     """Raise UserError if a method's version or artefacts changed, or if its source changed and `allowed` is false.
-
-    Returns notices about changed sources.
-    """
+    Returns notices about changed sources."""
     known = {entry["method"]: entry for entry in before.get("methods", [])}
     edited = []
     for entry in now["methods"]:
@@ -199,10 +195,8 @@ def _check_template(run: str, was: Mapping[str, str] | None, has: Mapping[str, s
 
 
 def _check_dtype(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise UserError if the number type changed.
-
-    It can change with equal settings, because --dtype auto and --device auto depend on the machine.
-    """
+    """Raise UserError if the number type changed. It can change with equal settings, because --dtype auto and --device
+    auto depend on the machine."""
     if (was := before.get("dtype", now["dtype"])) != now["dtype"]:
         raise UserError(
             f"run {quote(run)} began with number type {bare(was)} on {bare(before.get('device'))}; on {now['device']} "
@@ -221,10 +215,8 @@ def _check_prompts(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) 
 
 
 def _listed(hashes: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the hashes as a list of {name, hash}.
-
-    In a dictionary, a hash under the key ``token.json`` would be redacted like a secret.
-    """
+    """Return the hashes as a list of {name, hash}. In a dictionary, a hash under the key ``token.json`` would be
+    redacted like a secret."""
     return [{"name": name, "hash": digest} for name, digest in sorted(hashes.items())]
 
 

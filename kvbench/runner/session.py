@@ -31,9 +31,7 @@ SHOWN = 0.25  # seconds between two figures
 @contextlib.contextmanager
 def failures(device: str, saved: Callable[[], str]) -> Iterator[None]:
     """Turn a signal, lack of memory or a failure of the device inside the `with` statement into an error of one line.
-
-    saved: a function that returns the end of this line: how many rows are saved.
-    """
+    saved: a function that returns the end of this line: how many rows are saved."""
     try:
         with signals.phase(lambda: f"interrupted: {saved()}"):
             yield
@@ -76,9 +74,7 @@ class Runner:
 
     def run(self, loaded: LoadedModel, journal: Journal, jobs: Iterable[Job], ended: Callable[[int], object]) -> None:
         """Execute jobs one after the other. ended: called after each job with the number of its rows that were saved.
-
-        Raises KVBenchError, and KeyError if a job names a row that the plan lacks.
-        """
+        Raises KVBenchError, and KeyError if a job names a row that the plan lacks."""
         device = env.device_name(self.plan.device, len(self.plan.shape.parts))
         host = {"device": device, "dtype": dtype_name(self.plan.dtype)}
         works, keep = self.plan.inputs.works, self.plan.config.keep_prompts

@@ -37,10 +37,8 @@ class Shard:
         return f"-{self.number}-of-{self.of}"
 
     def divide(self, plan: RunPlan) -> RunPlan:
-        """Return the run's plan, reduced to the rows of this shard.
-
-        On CPUs the shard has one worker by default, because other shards may run on the same machine.
-        """
+        """Return the run's plan, reduced to the rows of this shard. On CPUs the shard has one worker by default,
+        because other shards may run on the same machine."""
         cells = tuple(self._part(number, cell) for number, cell in enumerate(plan.cells))
         return replace(plan, cells=cells, allowed=plan.threads)
 
@@ -65,10 +63,8 @@ def parse_shard(raw: object) -> Shard:
 
 
 def recorded(run: str, record: Mapping[str, Any]) -> Shard | None:
-    """Return the shard that a run's record (`environment` in run.json) names; None for a run that is no shard.
-
-    Raises UserError if the record names an impossible shard.
-    """
+    """Return the shard that a run's record (`environment` in run.json) names; None for a run that is no shard. Raises
+    UserError if the record names an impossible shard."""
     text = record.get("shard")
     return None if text is None else parse(f"the shard in the record of run {quote(run)}", parse_shard, text)
 

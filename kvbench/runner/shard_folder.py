@@ -54,10 +54,8 @@ class ShardFolder:
 
 
 def read_shards(paths: Iterable[Path], *, allow_version_change: bool = False) -> list[ShardFolder]:
-    """Read the records of shards, and return the shards in the order of their numbers.
-
-    Raises UserError if they are not shards of one run, or if one is given twice.
-    """
+    """Read the records of shards, and return the shards in the order of their numbers. Raises UserError if they are not
+    shards of one run, or if one is given twice."""
     folders = [ShardFolder.read(path) for path in paths]
     first = folders[0]
     places: dict[Shard, Path] = {}
@@ -78,10 +76,8 @@ def read_shards(paths: Iterable[Path], *, allow_version_change: bool = False) ->
 
 
 def common_name(shards: Sequence[ShardFolder]) -> str:
-    """Return the run's name: the shards' names without their suffixes (`Shard.suffix`).
-
-    Raises UserError if the names without suffixes differ, or if the shards' names do not end with their suffixes.
-    """
+    """Return the run's name: the shards' names without their suffixes (`Shard.suffix`). Raises UserError if the names
+    without suffixes differ, or if the shards' names do not end with their suffixes."""
     names = {shard.path.name.removesuffix(shard.shard.suffix) for shard in shards}
     if len(names) > 1 or names == {shards[0].path.name}:
         raise UserError(
@@ -105,10 +101,8 @@ def check_complete(path: Path, environment: Mapping[str, Any]) -> None:
 
 
 def _check_same(first: ShardFolder, other: ShardFolder, allowed: bool) -> None:
-    """Raise UserError if two shards differ in settings, model, data, methods, prompts or versions.
-
-    If `allowed`, the sources of methods and the versions of packages may differ.
-    """
+    """Raise UserError if two shards differ in settings, model, data, methods, prompts or versions. If `allowed`, the
+    sources of methods and the versions of packages may differ."""
     both = f"{quote(other.path.name)} and {quote(first.path.name)} are not shards of one run"
     if differing := manifest.compare(first.info, other.info["config"]):
         listed = [f"{bare(name)} {manifest.value(b)} and {manifest.value(a)}" for name, (a, b) in differing.items()]

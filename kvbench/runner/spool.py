@@ -38,10 +38,8 @@ class Spool:
         return StoredIds(self, self._append(array("i", ids).tobytes()), len(ids))
 
     def put(self, what: T, name: str) -> Stored[T]:
-        """Store an object. name: what messages call the object.
-
-        Raises UserError if `pickle` cannot store the object, SetupError if the disk fails.
-        """
+        """Store an object. name: what messages call the object. Raises UserError if `pickle` cannot store the object,
+        SetupError if the disk fails."""
         try:
             data = pickle.dumps(what, pickle.HIGHEST_PROTOCOL)
         except Exception as error:

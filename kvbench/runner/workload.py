@@ -39,18 +39,14 @@ def template_hash(path: str) -> str:
 
 
 def load_task(name: str, task_file: str | None) -> Task:
-    """Return the task of this name.
-
-    If there is a `task_file`, three names mean the task in this file: "file", "" and the task's own name.
-    """
+    """Return the task of this name. If there is a `task_file`, three names mean the task in this file: "file", "" and
+    the task's own name."""
     return _own_task(name, task_file) or get_task(name)
 
 
 def expand_task(name: str, task_file: str | None) -> list[str]:
-    """Return the names of all tasks that one value of --task, such as ``ruler@*``, means.
-
-    Raises UserError if no task has this name.
-    """
+    """Return the names of all tasks that one value of --task, such as ``ruler@*``, means. Raises UserError if no task
+    has this name."""
     own = _own_task(name, task_file)
     return [own.name] if own else expand(name)
 
@@ -170,10 +166,8 @@ class TaskWork:
         return digest.hexdigest()[:16]
 
     def rows(self, cell: Cell, config: RunConfig, model: Mapping[str, Any], dtype: str, group: int) -> list[PlannedRow]:
-        """Return the planned rows of a cell, in the order of documents and samples.
-
-        model: the values of the columns about the model. group: query heads per KV head, the largest over the layers.
-        """
+        """Return the planned rows of a cell, in the order of documents and samples. model: the values of the columns
+        about the model. group: query heads per KV head, the largest over the layers."""
         method = make_method(cell)
         chunked = method.evicts and config.prefill == "chunked"
         shared = {
@@ -217,11 +211,8 @@ class TaskWork:
         return planned
 
     def batches(self, rows: list[PlannedRow], seed: int) -> list[list[Request]]:
-        """Group planned rows into requests to the engine, one per document.
-
-        Returns one list of requests per combination of sampling settings, because all requests of an engine batch must
-        have equal sampling settings.
-        """
+        """Group planned rows into requests to the engine, one per document. Returns one list of requests per
+        combination of sampling settings, because all requests of an engine batch must have equal sampling settings."""
         samples: dict[str, list[int]] = {}
         prompt: dict[str, Prompt] = {}
         for row in rows:

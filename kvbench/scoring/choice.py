@@ -30,10 +30,8 @@ def simple_evals(text: str) -> str | None:
 
 
 def longbench_v2(text: str) -> str | None:
-    """Return the letter of the first "The correct answer is (X)", else of the first "The correct answer is X".
-
-    Ignores asterisks. Equal to `pred.py: extract_answer` of THUDM/LongBench, so "The correct answer is Berlin" gives B.
-    """
+    """Return the letter of the first "The correct answer is (X)", else of the first "The correct answer is X". Ignores
+    asterisks. Equal to `pred.py: extract_answer` of THUDM/LongBench, so "The correct answer is Berlin" gives B."""
     plain = text.replace("*", "")
     match = re.search(r"The correct answer is \(([A-D])\)", plain) or re.search(r"The correct answer is ([A-D])", plain)
     return match[1] if match else None

@@ -48,10 +48,8 @@ def row_dup_rate(prediction: str) -> float:
 
 
 def _table(prediction: str) -> str:
-    """Return the text inside an output's ```tsv fence; without such a fence, the whole output.
-
-    A fence that is not closed ends with the output.
-    """
+    """Return the text inside an output's ```tsv fence; without such a fence, the whole output. A fence that is not
+    closed ends with the output."""
     if fenced := _FENCED.search(prediction):
         return fenced[1]
     return prediction.split(_OPEN)[1] if _OPEN in prediction else prediction

@@ -81,10 +81,8 @@ class Grades:
 
 
 def extract_code(text: str) -> str:
-    """Return the lines between the last two lines with three backticks; "" if there are fewer than two such lines.
-
-    As in LiveCodeBench's ``extract_code``, the returned lines may be a draft or hold no program.
-    """
+    """Return the lines between the last two lines with three backticks; "" if there are fewer than two such lines. As
+    in LiveCodeBench's ``extract_code``, the returned lines may be a draft or hold no program."""
     lines = text.split("\n")
     fences = [number for number, line in enumerate(lines) if _FENCE in line]
     return "\n".join(lines[fences[-2] + 1 : fences[-1]]) if len(fences) >= 2 else ""
@@ -230,11 +228,8 @@ def _failed(verdict: str, code: int, results: list[bool | int], outcome: Outcome
 
 
 def _natively(box: Box, problem: _Problem, run: Callable[[Box, _Problem, int], tuple[Outcome, bytes]]) -> Verdict:
-    """Run a program on each test in a new process, as an ordinary program runs, and return the verdict.
-
-    run: a function that runs the program on the test with a given index. It returns the outcome and the program's
-    output.
-    """
+    """Run a program on each test in a new process, as an ordinary program runs, and return the verdict. run: a function
+    that runs the program on the test with a given index. It returns the outcome and the program's output."""
     results: list[bool | int] = []
     slowest, peak = 0.0, 0
     for test in range(len(problem.inputs)):
@@ -272,10 +267,8 @@ def _call_once(box: Box, problem: _Problem, test: int) -> tuple[Outcome, bytes]:
 
 
 def _twice(run: Callable[[], Verdict]) -> Verdict:
-    """Run a program; if it runs out of time (error code -3), run it once more. Return the verdict of the last run.
-
-    The machine may have been busy during the first run.
-    """
+    """Run a program; if it runs out of time (error code -3), run it once more. Return the verdict of the last run. The
+    machine may have been busy during the first run."""
     verdict = run()
     if verdict.code != -3:
         return verdict

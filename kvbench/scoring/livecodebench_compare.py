@@ -11,10 +11,8 @@ _DIGITS = 50000
 
 
 def same_lines(printed: str, expected: str) -> bool:
-    """Return whether all lines of two texts are equal, without the blanks around each text and around each line.
-
-    Two lines also count as equal if their words are equal decimal numbers.
-    """
+    """Return whether all lines of two texts are equal, without the blanks around each text and around each line. Two
+    lines also count as equal if their words are equal decimal numbers."""
     ours, theirs = (text.strip().split("\n") for text in (printed, expected))
     return len(ours) == len(theirs) and all(map(_same_line, ours, theirs))
 
@@ -30,10 +28,8 @@ def _same_line(ours: str, theirs: str) -> bool:
 
 
 def same_value(printed: bytes, expected: str, value: Any) -> bool:
-    """Return whether the JSON that a program printed equals `value`, which is `expected` after parsing.
-
-    Bytes that are no JSON, or far longer than `expected`, count as unequal.
-    """
+    """Return whether the JSON that a program printed equals `value`, which is `expected` after parsing. Bytes that are
+    no JSON, or far longer than `expected`, count as unequal."""
     if len(printed) > (64 << 10) + 4 * len(expected):
         return False
     try:

@@ -217,11 +217,8 @@ def _function(target: Any, name: str) -> Callable[[str], bytes]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a program's value in the types that JSON has.
-
-    A value that equals no JSON value, such as a tuple in a list, is replaced by a dictionary that equals no expected
-    value (`_unlike`).
-    """
+    """Return a program's value in the types that JSON has. A value that equals no JSON value, such as a tuple in a
+    list, is replaced by a dictionary that equals no expected value (`_unlike`)."""
     if value is None or isinstance(value, (bool, str)):
         return value if value is None or isinstance(value, bool) else str.__str__(value)
     if isinstance(value, int):
@@ -243,11 +240,8 @@ def _plain(value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Return a number of numpy, fractions or decimal as one of the types that JSON has.
-
-    Raises ValueError for an array that does not hold exactly one number, as numpy does when such an array is used as a
-    truth value.
-    """
+    """Return a number of numpy, fractions or decimal as one of the types that JSON has. Raises ValueError for an array
+    that does not hold exactly one number, as numpy does when such an array is used as a truth value."""
     if getattr(value, "ndim", 0):
         if value.size != 1:
             raise ValueError("the truth value of an array is ambiguous")

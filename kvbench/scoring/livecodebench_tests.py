@@ -35,10 +35,8 @@ class Test:
 
 
 def read_tests(data: str) -> list[Test]:
-    """Return the tests in `data`, the content of a problem's column of public or private tests.
-
-    Raises TestDataError if the data are malformed or too large.
-    """
+    """Return the tests in `data`, the content of a problem's column of public or private tests. Raises TestDataError if
+    the data are malformed or too large."""
     try:
         parsed = json.loads(data)
     except ValueError:
@@ -56,10 +54,8 @@ def read_tests(data: str) -> list[Test]:
 
 
 def unpack(data: str, largest: int = LARGEST) -> str:
-    """Return the text that `data` holds. `data` is base64 of a zlib-compressed pickle of the text.
-
-    Raises TestDataError for other data, or if the text unpacks to more than `largest` bytes.
-    """
+    """Return the text that `data` holds. `data` is base64 of a zlib-compressed pickle of the text. Raises TestDataError
+    for other data, or if the text unpacks to more than `largest` bytes."""
     try:
         stream = zlib.decompressobj()
         raw = stream.decompress(base64.b64decode(data, validate=True), largest)

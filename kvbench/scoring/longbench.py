@@ -54,18 +54,14 @@ def require(dataset: str) -> None:
 
 
 def qa_f1(prediction: str, answer: str) -> float:
-    """F1 of the output's words against the answer's, each word counted as often as it occurs.
-
-    Case, ASCII punctuation and articles do not count.
-    """
+    """F1 of the output's words against the answer's, each word counted as often as it occurs. Case, ASCII punctuation
+    and articles do not count."""
     return _f1(plain_words(prediction), plain_words(answer))
 
 
 def qa_f1_zh(prediction: str, answer: str) -> float:
-    """F1 of the output's words against the answer's, as jieba separates them, each counted as often as it occurs.
-
-    Case, blanks and punctuation do not count, except marks that the official code does not remove, such as "《".
-    """
+    """F1 of the output's words against the answer's, as jieba separates them, each counted as often as it occurs. Case,
+    blanks and punctuation do not count, except marks that the official code does not remove, such as "《"."""
     return _f1(_words_zh(prediction), _words_zh(answer))
 
 
@@ -131,10 +127,8 @@ def retrieval_zh(prediction: str, answer: str) -> float:
 
 
 def code_similarity(prediction: str, answer: str) -> float:
-    """Similarity of the answer and the output's first line of code, from 0 to 1 and rounded to 0.01.
-
-    Lines with a mark of a code fence or a comment (`CODE_SKIPPED`) are skipped.
-    """
+    """Similarity of the answer and the output's first line of code, from 0 to 1 and rounded to 0.01. Lines with a mark
+    of a code fence or a comment (`CODE_SKIPPED`) are skipped."""
     lines = prediction.lstrip("\n").split("\n")
     line = next((line for line in lines if not any(mark in line for mark in CODE_SKIPPED)), "")
     return round(100 * difflib.SequenceMatcher(None, line, answer).ratio()) / 100
@@ -179,11 +173,8 @@ def _cut(text: str) -> list[str]:
 
 @cache
 def _segmenter() -> Any:
-    """Return jieba's tokenizer with its packaged dictionary, bypassing jieba's cache.
-
-    jieba trusts any cache file in the folder for temporary files; a cache from another version or user would change
-    scores.
-    """
+    """Return jieba's tokenizer with its packaged dictionary, bypassing jieba's cache. jieba trusts any cache file in
+    the folder for temporary files; a cache from another version or user would change scores."""
     segmenter = _package("jieba").Tokenizer()
     segmenter.FREQ, segmenter.total = segmenter.gen_pfdict(segmenter.get_dict_file())
     segmenter.initialized = True

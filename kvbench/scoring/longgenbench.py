@@ -28,18 +28,14 @@ def read_entries(text: str, noun: str) -> dict[int, str]:
 
 
 def completion(entries: Mapping[int, str], number: int) -> float:
-    """Return the share of the entries numbered 1 to `number` that the answer has.
-
-    entries: the answer's entries by number.
-    """
+    """Return the share of the entries numbered 1 to `number` that the answer has. entries: the answer's entries by
+    number."""
     return sum(wanted in entries for wanted in range(1, number + 1)) / number
 
 
 def questions(entries: Mapping[int, str], events: Mapping[str, str]) -> list[str]:
-    """Return the questions for the judge: one per event whose entry was written.
-
-    entries: the text of each entry by its number. events: the event that each entry should hold, by the entry's number.
-    """
+    """Return the questions for the judge: one per event whose entry was written. entries: the text of each entry by its
+    number. events: the event that each entry should hold, by the entry's number."""
     return [
         QUESTION.format(entry=entries[int(number)], event=event)
         for number, event in events.items()

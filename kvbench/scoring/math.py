@@ -26,10 +26,8 @@ LONGEST = 500  # characters of an extracted answer that a row keeps
 
 
 def score_math(text: str, answer: str, *, thinking: bool | None, integer: bool = False) -> Score:
-    """Score an output (`text`) against a reference answer, which is LaTeX or a number, without a box.
-
-    thinking: whether the model thinks; None: unknown. integer: also compute `int_match`.
-    """
+    """Score an output (`text`) against a reference answer, which is LaTeX or a number, without a box. thinking: whether
+    the model thinks; None: unknown. integer: also compute `int_match`."""
     box = last_box(after_thinking(text, thinking))
     with _noted_timeouts() as timeouts:
         gold = _parse(boxed(answer))
@@ -54,10 +52,8 @@ def boxed(answer: str) -> str:
 
 
 def int_match(answer: str, box: str | None) -> bool:
-    """Return whether a box holds a plain integer ("025") that equals the reference ("25" or "25.0").
-
-    answer: the reference. box: the content of the output's box; None without a box.
-    """
+    """Return whether a box holds a plain integer ("025") that equals the reference ("25" or "25.0"). answer: the
+    reference. box: the content of the output's box; None without a box."""
     if box is None or not re.fullmatch(r"\s*[-+]?\d{1,18}\s*", box):
         return False
     try:

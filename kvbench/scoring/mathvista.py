@@ -113,10 +113,8 @@ def _choice(extraction: str, choices: Sequence[str]) -> str:
 
 
 def _places(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield pairs: a part of a text that may hold the answer, and whether the answer begins that part.
-
-    The likeliest part comes first.
-    """
+    """Yield pairs: a part of a text that may hold the answer, and whether the answer begins that part. The likeliest
+    part comes first."""
     if box := last_box(text):
         yield box, True
     if ends := [match.end() for match in _INTRODUCED.finditer(text)]:
@@ -152,10 +150,8 @@ def _number(part: str, introduced: bool) -> str | None:
 
 
 def _value(found: Sequence[tuple[str, ...]]) -> str | None:
-    """Return the number in the first match of `_NUMBER`, without commas; None without a match.
-
-    A fraction is divided out. found: the groups of each match.
-    """
+    """Return the number in the first match of `_NUMBER`, without commas; None without a match. A fraction is divided
+    out. found: the groups of each match."""
     for sign, *numbers in found:
         above, *below = (number.replace(",", "") for number in numbers if number)
         value = str(float(above) / float(below[0])) if below and float(below[0]) else above
@@ -189,11 +185,8 @@ def _letter(found: re.Match[str] | None, choices: Sequence[str]) -> str | None:
 
 
 def _longest(choices: Sequence[str], part: str, before: str, look: Callable[..., object]) -> str | None:
-    """Return the longest option that occurs in a text; None without one.
-
-    before: a regular expression that must match just before the option. look: `re.match` (at the beginning of the text)
-    or `re.search` (anywhere).
-    """
+    """Return the longest option that occurs in a text; None without one. before: a regular expression that must match
+    just before the option. look: `re.match` (at the beginning of the text) or `re.search` (anywhere)."""
     there = [c for c in choices if look(rf"{before}{re.escape(_plain(c).strip() or c)}(?!\w)", part, re.IGNORECASE)]
     return max(there, key=len, default=None)
 

@@ -10,10 +10,7 @@ import re
 
 def rouge_l_recall(reference: str, text: str) -> float:
     """Return the number of words in the longest common subsequence of both texts, divided by the number of words of
-    `reference`.
-
-    Returns 0 if `reference` has no word.
-    """
+    `reference`. Returns 0 if `reference` has no word."""
     wanted, words = _words(reference), _words(text)
     row = [0] * (len(words) + 1)  # row[n]: length of the subsequence common to all `word` so far and to words[:n]
     for word in wanted:

@@ -216,10 +216,8 @@ class _Process:
                     stream.close()
 
     def _answer(self, seconds: float) -> Any:
-        """Return the next message from the process.
-
-        Raises TimeoutError if no message comes within `seconds`, EOFError if the process ended.
-        """
+        """Return the next message from the process. Raises TimeoutError if no message comes within `seconds`, EOFError
+        if the process ended."""
         (size,) = HEADER.unpack(self._read(HEADER.size, deadline := time.monotonic() + seconds))
         return pickle.loads(self._read(size, deadline))
 

@@ -26,10 +26,8 @@ def hits_in(prediction: str, references: Sequence[str]) -> list[bool]:
 
 
 def whole_words(prediction: str, references: Sequence[str]) -> list[bool]:
-    """Return for each reference whether it occurs as whole words in an output, ignoring case.
-
-    Neither side of an occurrence may touch a letter, a digit or an underscore.
-    """
+    """Return for each reference whether it occurs as whole words in an output, ignoring case. Neither side of an
+    occurrence may touch a letter, a digit or an underscore."""
     patterns = (rf"(?<!\w){re.escape(reference.lower())}(?!\w)" for reference in references)
     return [re.search(pattern, prediction.lower()) is not None for pattern in patterns]
 
@@ -37,10 +35,8 @@ def whole_words(prediction: str, references: Sequence[str]) -> list[bool]:
 def score_output(
     text: str, references: Sequence[str], *, any_reference: bool = False, aux: Mapping[str, float] | None = None
 ) -> Score:
-    """Score an output by the share of references in it; with `any_reference`, 1 if any reference is in it, else 0.
-
-    The score's `strict` is computed in the same way, but a reference counts only if it occurs as whole words.
-    """
+    """Score an output by the share of references in it; with `any_reference`, 1 if any reference is in it, else 0. The
+    score's `strict` is computed in the same way, but a reference counts only if it occurs as whole words."""
     prediction = postprocess(text)
     hits, strict = hits_in(prediction, references), whole_words(prediction, references)
     return Score(
@@ -57,10 +53,8 @@ def share(hits: Sequence[bool]) -> float:
 
 
 def string_match_all(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Return the mean of `share` over all outputs, in per cent with two decimals.
-
-    predictions: the outputs. references: for each output the references to find in it.
-    """
+    """Return the mean of `share` over all outputs, in per cent with two decimals. predictions: the outputs. references:
+    for each output the references to find in it."""
     return _percent([share(hits_in(text, expected)) for text, expected in zip(predictions, references, strict=True)])
 
 

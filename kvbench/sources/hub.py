@@ -120,10 +120,8 @@ def ask(kind: Kind, name: str, revision: str | None) -> Answer:
 
 
 def may_read(kind: Kind, name: str, file: str, commit: str) -> None:
-    """Raise HubError if the hub refuses a file because the repository is gated or the token is wrong.
-
-    `ask` does not notice a gated repository, because the hub lists the files of such a repository to everyone.
-    """
+    """Raise HubError if the hub refuses a file because the repository is gated or the token is wrong. `ask` does not
+    notice a gated repository, because the hub lists the files of such a repository to everyone."""
     import huggingface_hub
 
     url = huggingface_hub.hf_hub_url(name, file, repo_type=kind, revision=commit)
@@ -143,10 +141,8 @@ def kept(kind: Kind, name: str, file: str, revision: str | None) -> Path | None:
 
 
 def hush() -> None:
-    """Silence the hub client's retry log; kvbench reports the outcome.
-
-    The client's progress bars are silenced too if stderr is no terminal or `KVBENCH_NO_PROGRESS` is set.
-    """
+    """Silence the hub client's retry log; kvbench reports the outcome. The client's progress bars are silenced too if
+    stderr is no terminal or `KVBENCH_NO_PROGRESS` is set."""
     import huggingface_hub
 
     huggingface_hub.logging.set_verbosity_error()

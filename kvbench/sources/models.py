@@ -177,11 +177,8 @@ def reading(name: str, where: str) -> Iterator[None]:
 
 
 def _asked(info: ModelInfo, revision: str | None) -> ModelInfo:
-    """Download a hub model's configuration, check the model's list of files, and return the facts about the model
-    anew.
-
-    If the hub is unreachable and the cache has the configuration, return `info`.
-    """
+    """Download a hub model's configuration, check the model's list of files, and return the facts about the model anew.
+    If the hub is unreachable and the cache has the configuration, return `info`."""
     name = info.name
     import huggingface_hub
 

@@ -64,10 +64,8 @@ FORMS = {
 
 
 def form_of(config: Mapping[str, Any]) -> Form | None:
-    """Return the form of quantised weights that a config.json describes; None if the weights are not quantised.
-
-    Raises UserError for a form that kvbench does not load: transformers would read its tensors as ordinary weights.
-    """
+    """Return the form of quantised weights that a config.json describes; None if the weights are not quantised. Raises
+    UserError for a form that kvbench does not load: transformers would read its tensors as ordinary weights."""
     told = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
     if not told:
         return None

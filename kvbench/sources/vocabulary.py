@@ -32,10 +32,8 @@ def check_tokenizer(tokenizer: Any, embeddings: int | None) -> None:
 
 
 def check_ids(what: str, tokenizer: Any, ids: Iterable[int], embeddings: int | None) -> None:
-    """Raise UserError if a token has no embedding. what: the text of these tokens, for the message.
-
-    tokenizer: None if there is none. embeddings: number of the model's embeddings; None: unknown, nothing is checked.
-    """
+    """Raise UserError if a token has no embedding. what: the text of these tokens, for the message. tokenizer: None if
+    there is none. embeddings: number of the model's embeddings; None: unknown, nothing is checked."""
     if embeddings is not None and (largest := max(ids, default=0)) >= embeddings:
         token = largest if tokenizer is None else tokenizer.decode([largest])
         raise UserError(

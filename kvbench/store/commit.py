@@ -29,10 +29,8 @@ class Commit:
             self._run()
 
     def ended(self, patience: float | None = None) -> bool:
-        """Wait up to `patience` seconds for the sync (None: without limit), and return whether it has ended.
-
-        Raises the exception that the sync raised.
-        """
+        """Wait up to `patience` seconds for the sync (None: without limit), and return whether it has ended. Raises the
+        exception that the sync raised."""
         if self._thread.ident is not None:
             self._thread.join(patience)
         if self._error is not None:

@@ -52,10 +52,8 @@ class Decisions:
 
 
 def write(folder: Path, rows: Sequence[Decisions]) -> Path:
-    """Write decisions.parquet into a run's folder; an older file is replaced. Return its path.
-
-    Raises UserError if the lists have more than MOST bytes as JSON text, SetupError if the file cannot be written.
-    """
+    """Write decisions.parquet into a run's folder; an older file is replaced. Return its path. Raises UserError if the
+    lists have more than MOST bytes as JSON text, SetupError if the file cannot be written."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -63,11 +63,8 @@ def unwritable(folder: Path, error: OSError) -> SetupError:
 
 
 def cure(error: OSError, damaged: str) -> str:
-    """Return the sentence that tells the user what to do about a file that cannot be read.
-
-    damaged: the sentence for a damaged file. The function returns it, except if kvbench lacks the permission to read
-    the file.
-    """
+    """Return the sentence that tells the user what to do about a file that cannot be read. damaged: the sentence for a
+    damaged file. The function returns it, except if kvbench lacks the permission to read the file."""
     return "Check its permissions." if isinstance(error, PermissionError) else damaged
 
 
@@ -83,10 +80,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
-    """Open a regular file and return its descriptor. flags: as for `os.open`.
-
-    Raises SetupError for a link, a folder, a pipe or a device, OSError if the file cannot be opened.
-    """
+    """Open a regular file and return its descriptor. flags: as for `os.open`. Raises SetupError for a link, a folder, a
+    pipe or a device, OSError if the file cannot be opened."""
     _must_be(path, os.lstat(path), stat.S_IFREG)  # checked before opening, which may have an effect on a device
     fd = os.open(path, flags | _AS_IT_IS | os.O_CLOEXEC)
     try:

@@ -148,10 +148,8 @@ def check_out(out: str | Path) -> Path:
 
 
 def check_writable(out: str | Path) -> None:
-    """Test by writing a file whether the results folder can be written. Raises UserError, SetupError.
-
-    If the folder does not exist, its nearest existing parent is tested.
-    """
+    """Test by writing a file whether the results folder can be written. Raises UserError, SetupError. If the folder
+    does not exist, its nearest existing parent is tested."""
     path = _there(out)
     try:
         probe(path)
@@ -173,10 +171,8 @@ def check_same(out: str | Path, name: str, config: Mapping[str, Any]) -> None:
 
 
 def _there(out: str | Path) -> Path:
-    """Return the folder `out` or, if `out` does not exist, its nearest parent that exists.
-
-    Raises UserError if the path found is not a folder, or if `out` is empty, invalid or leads through a broken link.
-    """
+    """Return the folder `out` or, if `out` does not exist, its nearest parent that exists. Raises UserError if the path
+    found is not a folder, or if `out` is empty, invalid or leads through a broken link."""
     if not str(out).strip():
         raise UserError("--out is empty; give a folder.")
     for part in (Path(out), *Path(out).parents):
@@ -207,10 +203,7 @@ def existing(out: str | Path, name: str) -> Path:
 
 def has_rows(path: Path) -> bool:
     """Return whether a run has rows, in its journal or in tables that were copied without the journal. path: the run's
-    folder.
-
-    Raises SetupError if seal.json is damaged.
-    """
+    folder. Raises SetupError if seal.json is damaged."""
     if segments_on_disk(path):
         return True
     sealed = tables.read_seal(path)
@@ -256,10 +249,8 @@ def _check_config(path: Path, differing: manifest.Differences) -> None:
 
 
 def check_versions(name: str, info: Mapping[str, Any], environment: Mapping[str, Any], *, allowed: bool) -> list[str]:
-    """Compare the versions of kvbench and its libraries with those in a run's record, and return notices.
-
-    info: the content of run.json. allowed: whether the versions may differ; if not, a difference raises UserError.
-    """
+    """Compare the versions of kvbench and its libraries with those in a run's record, and return notices. info: the
+    content of run.json. allowed: whether the versions may differ; if not, a difference raises UserError."""
     changed = manifest.differences(
         {n: info["environment"].get(n) for n in manifest.VERSIONS}, {n: environment.get(n) for n in manifest.VERSIONS}
     )

@@ -87,11 +87,8 @@ def write(run_dir: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def read(run_dir: Path) -> dict[str, Any]:
-    """Return the content of run.json after checking it.
-
-    Raises UserError if the file is missing, was changed by hand or has another format, SetupError if it is damaged, a
-    link or unreadable.
-    """
+    """Return the content of run.json after checking it. Raises UserError if the file is missing, was changed by hand or
+    has another format, SetupError if it is damaged, a link or unreadable."""
     path = run_dir / NAME
     try:
         content = document(read_plain(path, _LARGEST))

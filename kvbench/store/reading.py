@@ -164,11 +164,8 @@ def read_texts(run_dir: str | Path, keys: Collection[str] | None = None) -> pd.D
 
 
 def read_columns(path: str | Path, columns: Collection[str] = NAMES) -> pa.Table:
-    """Read columns of one rows.parquet.
-
-    Raises SetupError if the file is damaged, or is a link in a run's folder. Raises UserError if the file cannot be
-    opened, kvbench did not write it, or it has another format.
-    """
+    """Read columns of one rows.parquet. Raises SetupError if the file is damaged, or is a link in a run's folder.
+    Raises UserError if the file cannot be opened, kvbench did not write it, or it has another format."""
     file = Path(path)
     in_a_run = (file.parent / manifest.NAME).is_file()  # a link in a run's folder is not followed
     return _parse(file if in_a_run else file.resolve(), rows_schema(columns))

@@ -136,10 +136,8 @@ class TextReader:
         self._fds: dict[str, int] = {}
 
     def read(self, entry: Entry) -> tuple[str | None, str | None, str | None]:
-        """Return prompt, output and turns (a JSON list) of a row; None in place of each text that the row lacks.
-
-        Raises as `record` does.
-        """
+        """Return prompt, output and turns (a JSON list) of a row; None in place of each text that the row lacks. Raises
+        as `record` does."""
         record = unpack(self.record(entry)) or {}  # its row was checked when the journal was read
         if not _is_texts(text := record.get("text") or {}):
             raise self._changed(entry)
@@ -232,11 +230,8 @@ def _read_on(content: JournalContent, folder: Path, name: str, size: int) -> Non
 
 
 def _lines(path: Path, offset: int, size: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset, line) for the lines between the offsets `offset` and `size`.
-
-    A line of _LONGEST bytes or more is not a record. The first _LONGEST bytes of such a line are yielded, and nothing
-    after them.
-    """
+    """Yield (offset, line) for the lines between the offsets `offset` and `size`. A line of _LONGEST bytes or more is
+    not a record. The first _LONGEST bytes of such a line are yielded, and nothing after them."""
     with open(open_plain(path), "rb") as file:
         file.seek(offset)
         while offset < size and (line := file.readline(min(size - offset, _LONGEST))):
@@ -247,10 +242,8 @@ def _lines(path: Path, offset: int, size: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _is_texts(text: Any) -> bool:
-    """Return whether `text` is a dictionary in which each value is a text or None.
-
-    The value of `turns`, if there is one and it is not empty, must be a JSON list of texts.
-    """
+    """Return whether `text` is a dictionary in which each value is a text or None. The value of `turns`, if there is
+    one and it is not empty, must be a JSON list of texts."""
     if not isinstance(text, dict) or not all(v is None or is_text(v) for v in text.values()):
         return False
     if not text.get("turns"):

@@ -210,10 +210,8 @@ def check_row(row: Mapping[str, object]) -> dict[str, Any]:
 
 
 def as_stored(column: str, value: Any) -> Any:
-    """Return a value converted to the JSON type of this column, with secrets hidden.
-
-    Raises ValueError for a wrong type.
-    """
+    """Return a value converted to the JSON type of this column, with secrets hidden. Raises ValueError for a wrong
+    type."""
     return None if value is None else _convert(_BY_NAME[column], value)
 
 

@@ -117,11 +117,8 @@ _MAY_BE_NULL = {("environment", part) for part in ("kv_cache", "plugins", "plugi
 
 
 def why_not(content: Any) -> str:
-    """Return the dotted name of the first wrong part of a run.json; "" if all parts are right.
-
-    A part is wrong if it fails its check in `_CONTENT`, or if it is an object that lacks a required part. content: what
-    the file holds.
-    """
+    """Return the dotted name of the first wrong part of a run.json; "" if all parts are right. A part is wrong if it
+    fails its check in `_CONTENT`, or if it is an object that lacks a required part. content: what the file holds."""
     return _wrong(content, _CONTENT, ()) or ""
 
 

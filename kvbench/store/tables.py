@@ -48,9 +48,7 @@ _OPTIONS: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
 
 def seal(run_dir: Path, state: JournalContent) -> dict[str, Any]:
     """Make the tables of a run from its journal, and return the content of seal.json. state: the journal's content.
-
-    Raises SetupError if the disk is full or broken. The journal then still has all rows, and no table is torn.
-    """
+    Raises SetupError if the disk is full or broken. The journal then still has all rows, and no table is torn."""
     entries = sorted(state.entries.values(), key=lambda e: sort_key(e.row))
     try:
         with replacing(run_dir / ROWS) as rows, replacing(run_dir / TEXTS) as texts:
@@ -105,10 +103,8 @@ def _remedy(run_dir: Path) -> str:
 
 
 def read_seal(run_dir: Path) -> dict[str, Any] | None:
-    """Return the content of seal.json, or None if the run has no such file.
-
-    Raises SetupError if the file cannot be read or is not the seal of a run, UserError if it has another format.
-    """
+    """Return the content of seal.json, or None if the run has no such file. Raises SetupError if the file cannot be
+    read or is not the seal of a run, UserError if it has another format."""
     path = run_dir / SEAL
     try:
         content = document(read_plain(path, _LARGEST_SEAL))

@@ -47,10 +47,8 @@ class JournalTail:
             os.close(open_plain(self._run_dir / FOLDER / name))
 
     def _take(self, name: str, begin: int, length: int) -> int:
-        """Read the complete records in a part of a segment, and return how many bytes these records have.
-
-        begin: where the part begins in the segment, in bytes. length: the number of bytes of the part.
-        """
+        """Read the complete records in a part of a segment, and return how many bytes these records have. begin: where
+        the part begins in the segment, in bytes. length: the number of bytes of the part."""
         whole = 0
         with open(open_plain(self._run_dir / FOLDER / name), "rb") as file:
             file.seek(begin)

@@ -23,11 +23,8 @@ def bundled_json(path: str) -> dict[str, Any]:
 
 
 def parts(template: str, mark: str) -> tuple[str, str]:
-    """Split a prompt template into context and question.
-
-    The context goes up to `mark`, the placeholder of the long text, and includes the mark and the line ends right after
-    it; the question is the rest.
-    """
+    """Split a prompt template into context and question. The context goes up to `mark`, the placeholder of the long
+    text, and includes the mark and the line ends right after it; the question is the rest."""
     head, _, tail = template.partition(mark)
     question = tail.lstrip("\n")
     return head + mark + tail[: len(tail) - len(question)], question

@@ -59,11 +59,8 @@ class Definition:
 
 @functools.cache
 def definition(name: str) -> Definition:
-    """Return the definition of the lm-eval task with this name.
-
-    Raises UserError for an unknown task, a group, or a kind of task that kvbench does not run; SetupError if lm-eval is
-    not installed.
-    """
+    """Return the definition of the lm-eval task with this name. Raises UserError for an unknown task, a group, or a
+    kind of task that kvbench does not run; SetupError if lm-eval is not installed."""
     try:
         import lm_eval.tasks
         from lm_eval.config.task import TaskConfig
@@ -83,10 +80,8 @@ def definition(name: str) -> Definition:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Inside the ``with`` block, hide progress bars, and lm-eval's log messages below the level of errors.
-
-    Everything that Python code writes to standard error inside the block is discarded.
-    """
+    """Inside the ``with`` block, hide progress bars, and lm-eval's log messages below the level of errors. Everything
+    that Python code writes to standard error inside the block is discarded."""
     logger = logging.getLogger("lm_eval")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -98,10 +93,8 @@ def quiet() -> Iterator[None]:
 
 
 def _by_text(root: Path, name: str) -> Path | None:
-    """Return the YAML file below `root` with the line ``task: NAME``; None if no file or several files have it.
-
-    This search takes 0.3 s; lm-eval needs 8 s to index its 14,000 files.
-    """
+    """Return the YAML file below `root` with the line ``task: NAME``; None if no file or several files have it. This
+    search takes 0.3 s; lm-eval needs 8 s to index its 14,000 files."""
     line = re.compile(rf"""^["']?task["']?:[ \t]*["']?{re.escape(name)}["']?[ \t]*(#.*)?\r?$""".encode(), re.MULTILINE)
     files = [path for path in root.rglob("*.yaml") if line.search(path.read_bytes())]
     return files[0] if len(files) == 1 else None
@@ -125,13 +118,8 @@ def _by_index(name: str) -> Path:
 
 
 def _refuse(name: str, raw: Mapping[str, Any]) -> None:
-    """Raise UserError for a task that kvbench does not run.
-
-    Such a task generates no answers, is defined by a Python program, has programs as answers, or asks about images or
-    sound.
-
-    raw: the content of the task's YAML file.
-    """
+    """Raise UserError for a task that kvbench does not run. Such a task generates no answers, is defined by a Python
+    program, has programs as answers, or asks about images or sound. raw: the content of the task's YAML file."""
     task, kind = f"task {quote(name)} of lm-eval", raw.get("output_type", "generate_until")
     if kind == "loglikelihood_rolling":
         raise UserError(
@@ -190,10 +178,8 @@ _OFF = {"num_beams": (1,), "repetition_penalty": (1, 1.0), "num_return_sequences
 
 
 def special_stops(until: Sequence[str], tokenizer: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Split a task's stop strings (`until`) into plain texts and special tokens.
-
-    Special tokens never show in decoded text, so generation stops at their token ids instead.
-    """
+    """Split a task's stop strings (`until`) into plain texts and special tokens. Special tokens never show in decoded
+    text, so generation stops at their token ids instead."""
     special = set(getattr(tokenizer, "all_special_tokens", ()))
     return tuple(s for s in until if s not in special), tuple(s for s in until if s in special)
 
@@ -208,10 +194,8 @@ class LocalRows:
 
     @classmethod
     def find(cls, of: Definition, source: DataSource, task: str) -> LocalRows | None:
-        """Return a task's data from the user's data folder; None if the run has no data folder.
-
-        Raises SetupError if the folder lacks these data, or if they are empty.
-        """
+        """Return a task's data from the user's data folder; None if the run has no data folder. Raises SetupError if
+        the folder lacks these data, or if they are empty."""
         folder = (source.path or source.env_path) if isinstance(source, Data) else None
         if folder is None:
             return None
@@ -238,9 +222,7 @@ class LocalRows:
 
     def overrides(self, config: Mapping[str, Any], *, examples: int) -> dict[str, Any]:
         """Return the changes to a task's configuration that make lm-eval use these rows instead of its own data set.
-
-        config: the configuration, as `Definition.resolved` returns it. examples: number of few-shot examples.
-        """
+        config: the configuration, as `Definition.resolved` returns it. examples: number of few-shot examples."""
         import datasets
 
         splits = {ASKED: datasets.Dataset.from_list(self.asked)}
@@ -262,11 +244,8 @@ def _holds(folder: Path, manifest: Manifest) -> bool:
 
 
 def commit(config: Any, source: DataSource) -> str | None:
-    """Return the commit of the hub data set that lm-eval will load.
-
-    None if the hub cannot be reached, or if lm-eval names no hub data set of the form OWNER/NAME. Raises HubError if
-    the hub refuses the request.
-    """
+    """Return the commit of the hub data set that lm-eval will load. None if the hub cannot be reached, or if lm-eval
+    names no hub data set of the form OWNER/NAME. Raises HubError if the hub refuses the request."""
     import huggingface_hub
 
     path, asked = config.dataset_path, (config.dataset_kwargs or {}).get("revision")

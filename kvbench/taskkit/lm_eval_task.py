@@ -53,10 +53,8 @@ class LMEvalTask(Task):
 
     @property
     def version(self) -> str:  # type: ignore[override]
-        """Return a version such as ``3.0+lm-eval-0.4.13``: the task's version in lm-eval, and lm-eval's own.
-
-        If the documents differ from the official ones, suffixes name the differences. All parts are joined by "+".
-        """
+        """Return a version such as ``3.0+lm-eval-0.4.13``: the task's version in lm-eval, and lm-eval's own. If the
+        documents differ from the official ones, suffixes name the differences. All parts are joined by "+"."""
         import importlib.metadata
 
         own = (definition(self.known_as).config.metadata or {}).get("version", "?")
@@ -65,9 +63,7 @@ class LMEvalTask(Task):
     @property
     def gated(self) -> bool:
         """Return whether the data must not be shown, because one of kvbench's own tasks lists the same data as gated.
-
-        Raises UserError and SetupError as `definition` does.
-        """
+        Raises UserError and SetupError as `definition` does."""
         return definition(self.known_as).config.dataset_path in gated_data()
 
     def gen(self, model_type: str) -> GenSpec:
@@ -210,10 +206,8 @@ def _no_data(error: Exception, name: str, yaml: Definition) -> SetupError:
 
 @functools.cache
 def _scorer(name: str, first: bytes) -> Any:
-    """Build lm-eval's own object for a task, to score answers.
-
-    first: the task's first document, pickled; the object gets no other data, because scoring needs none.
-    """
+    """Build lm-eval's own object for a task, to score answers. first: the task's first document, pickled; the object
+    gets no other data, because scoring needs none."""
     yaml = definition(name)
     rows = LocalRows([pickle.loads(first)], None, True)
     with _as_lm_eval():
@@ -225,10 +219,8 @@ def _scorer(name: str, first: bytes) -> Any:
 
 
 def _instance(name: str, doc: Any, text: str) -> Any:
-    """Return an answer (`text`) as an Instance, the form that lm-eval's filters and metrics take.
-
-    name: the task's name in lm-eval. doc: lm-eval's document with the question.
-    """
+    """Return an answer (`text`) as an Instance, the form that lm-eval's filters and metrics take. name: the task's name
+    in lm-eval. doc: lm-eval's document with the question."""
     from lm_eval.api.instance import Instance
 
     return Instance(
@@ -238,9 +230,7 @@ def _instance(name: str, doc: Any, text: str) -> Any:
 
 def _metric(task: Any, name: str) -> str:
     """Return the name of a task's first metric that is a mean over answers, with higher values for better answers.
-
-    Raises UserError if there is none.
-    """
+    Raises UserError if there is none."""
     from lm_eval.api.registry import get_aggregation
 
     better = task.higher_is_better()
@@ -255,10 +245,8 @@ def _metric(task: Any, name: str) -> str:
 
 
 def _filters(config: Any, name: str) -> list[Any]:
-    """Return lm-eval's filters of a task, which extract results from answers.
-
-    Filters that vote over several answers are left out. Raises UserError if no filter remains.
-    """
+    """Return lm-eval's filters of a task, which extract results from answers. Filters that vote over several answers
+    are left out. Raises UserError if no filter remains."""
     from lm_eval.filters import build_filter_ensemble
 
     listed = config.filter_list or [{"name": "none", "filter": [{"function": "take_first"}]}]
@@ -291,19 +279,14 @@ def _number(value: Any) -> float | None:
 
 
 def _messages(messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-    """Return chat messages as JSON.
-
-    lm-eval calls this function in place of a chat template; kvbench applies the template later. `add_generation_prompt`
-    is ignored.
-    """
+    """Return chat messages as JSON. lm-eval calls this function in place of a chat template; kvbench applies the
+    template later. `add_generation_prompt` is ignored."""
     return json.dumps(messages)
 
 
 def _turn(context: str, *, chat: bool) -> Turn:
-    """Return the prompt that lm-eval made (`context`) as a turn.
-
-    chat: whether the prompt is the JSON of `_messages`; otherwise it is raw text.
-    """
+    """Return the prompt that lm-eval made (`context`) as a turn. chat: whether the prompt is the JSON of `_messages`;
+    otherwise it is raw text."""
     if not chat:
         return Turn(question=context)
     texts = {message["role"]: str(message["content"]) for message in json.loads(context)}

@@ -21,9 +21,7 @@ NEW_TOKENS = {"0.5k": 1024, "2k": 3072, "8k": 10240}  # HELMET's longproc_addon/
 
 def manifest(task: str, level: str, rows: int | None) -> Manifest:
     """Return where the data of a LongProc task at one level are: in a data folder, or in the repository's archive.
-
-    rows: the number of rows; None: unknown.
-    """
+    rows: the number of rows; None: unknown."""
     return Manifest(
         path=f"longproc/{task}_{level}.jsonl",
         rows=rows,

@@ -38,10 +38,8 @@ class MathTask(Task):
         return score_math(output.text, doc.reference, thinking=output.thinking, integer=self.integer)
 
     def reference(self, row: Mapping[str, Any]) -> str:
-        """Return the right answer to a problem of the data (`row`) as text: LaTeX or a number.
-
-        Some copies of the data on the hub store the answer as a number; it is converted here.
-        """
+        """Return the right answer to a problem of the data (`row`) as text: LaTeX or a number. Some copies of the data
+        on the hub store the answer as a number; it is converted here."""
         return str(row["answer"])
 
     def meta(self, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -104,9 +104,7 @@ def load_template(path: str | Path) -> str:
 
 def template_text(tokenizer: Any, chat_template: str | None = None) -> str | None:
     """Return the text of the chat template that a run uses; None without one. The run records the text's hash.
-
-    chat_template: the text of a template that the user gave in place of the tokenizer's template.
-    """
+    chat_template: the text of a template that the user gave in place of the tokenizer's template."""
     if chat_template is not None:
         return chat_template
     try:
@@ -181,11 +179,8 @@ def encode_to_context(tokenizer: Any, text: str, turn: Turn, chat: bool) -> tupl
 
 
 def _context_end(text: str, turn: Turn) -> int:
-    """Return the number of characters of a rendered prompt up to the end of the turn's context.
-
-    A template writes images in its own way. So in a turn with images, only the text after the last image is searched
-    for.
-    """
+    """Return the number of characters of a rendered prompt up to the end of the turn's context. A template writes
+    images in its own way. So in a turn with images, only the text after the last image is searched for."""
     context, whole = turn.context, turn.user
     if turn.images:
         context, whole = (text.rpartition(IMAGE)[2] for text in (context, whole))
@@ -248,10 +243,8 @@ def _needs_parts(tokenizer: Any, chat_template: str | None) -> bool:
 
 
 def with_thinking(variables: Mapping[str, Any], thinking: bool | None) -> dict[str, Any]:
-    """Return a template's variables and, unless `thinking` is None, the variable that switches thinking.
-
-    A template that asks for today's date gets `TODAY`, so that a run has the same prompts on every day.
-    """
+    """Return a template's variables and, unless `thinking` is None, the variable that switches thinking. A template
+    that asks for today's date gets `TODAY`, so that a run has the same prompts on every day."""
     switch = {} if thinking is None else {template_variables.THINKING: thinking}
     return {"strftime_now": TODAY.strftime, **variables, **switch}
 

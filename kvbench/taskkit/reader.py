@@ -76,18 +76,13 @@ class ModelReader:
 
     def started(self, ids: list[int]) -> list[int]:
         """Return a prompt's ids, with the start token in front if a vision-language model's template omits it (LLaVA).
-
-        transformers' own processors add the token too.
-        """
+        transformers' own processors add the token too."""
         start = prompts.encode(self.tokenizer, "", chat=False) if self.vision else []
         return start + ids if start == [self.tokenizer.bos_token_id] and ids[:1] != start else ids
 
     def with_images(self, ids: list[int], doc: Doc, turns: int = 1) -> tuple[list[int], Images | None]:
         """Return the prompt's ids with each image's tokens inserted, and the images of the document's first `turns`
-        turns.
-
-        ids: the rendered prompt's ids. Raises UserError unless `ids` holds the image token once per image.
-        """
+        turns. ids: the rendered prompt's ids. Raises UserError unless `ids` holds the image token once per image."""
         if self.vision is None:
             return ids, None
         pictures = self.vision.pictures(doc.turns[:turns])
@@ -202,9 +197,7 @@ class Talk:
 
     def _appended(self, turn: int) -> str | None:
         """Return the text that the template puts between the answer of turn number `turn` (from 1) and the next answer.
-
-        None if the template also changes text before the end of that answer.
-        """
+        None if the template also changes text before the end of that answer."""
         appended = None
         for answer in (ANSWER,) if self.thinks is False else (THOUGHT, ANSWER):
             answers = (answer,) * turn

@@ -128,10 +128,8 @@ def _rows(made: Mapping[str, Any], images: int) -> list[int]:
 
 
 def check_markers(turns: Iterable[Turn], question: str) -> None:
-    """Raise UserError unless the text of each turn with images holds one `IMAGE` per image.
-
-    question: the question's name, for messages.
-    """
+    """Raise UserError unless the text of each turn with images holds one `IMAGE` per image. question: the question's
+    name, for messages."""
     for turn in turns:
         if turn.images and (markers := turn.user.count(IMAGE)) != len(turn.images):
             raise UserError(

@@ -157,9 +157,7 @@ def entry_of(name: str) -> Entry:
 
 
 def recipe_class(name: str) -> Any:
-    """Return the class of a registered recipe, a subclass of `Recipe`; imports the module of a built-in recipe.
-
-    Raises UserError for an unknown name.
-    """
+    """Return the class of a registered recipe, a subclass of `Recipe`; imports the module of a built-in recipe. Raises
+    UserError for an unknown name."""
     member = recipes.get(name)
     return resolve_name(member.location) if isinstance(member, Entry) else member

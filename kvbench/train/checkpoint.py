@@ -22,10 +22,8 @@ from kvbench.train.processes import Processes
 
 
 def save(path: Path, optimiser: ShardedAdamW, state: Mapping[str, Any], processes: Processes) -> None:
-    """Replace the checkpoint file in one step, so that a kill leaves either the old or the new checkpoint whole.
-
-    All processes call this. The first process writes the file; for this it holds one whole tensor in memory at a time.
-    """
+    """Replace the checkpoint file in one step, so that a kill leaves either the old or the new checkpoint whole. All
+    processes call this. The first process writes the file; for this it holds one whole tensor in memory at a time."""
     with replacing(path) if processes.first else nullcontext() as file:
         if file is not None:
             file.write(_header({name: shape for name, shape, _ in optimiser.stored()}, state))
@@ -63,10 +61,8 @@ def state_of(path: Path) -> dict[str, Any]:
 
 
 def restore(path: Path, optimiser: ShardedAdamW, steps: int) -> None:
-    """Load a checkpoint's tensors into the optimiser and its parameters.
-
-    Raises SetupError if the file cannot be read, or if its tensors do not fit.
-    """
+    """Load a checkpoint's tensors into the optimiser and its parameters. Raises SetupError if the file cannot be read,
+    or if its tensors do not fit."""
     try:
         with safe_open(path, framework="pt") as file:
             optimiser.restore(file.get_tensor, steps)

@@ -74,10 +74,8 @@ class Collection:
         return Sampling(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p)
 
     def asked(self) -> dict[str, Any]:
-        """Return the settings on which the model's answers to given prompts depend.
-
-        Of the other settings, `max_prompt` selects or cuts prompts; the rest select or cut answers.
-        """
+        """Return the settings on which the model's answers to given prompts depend. Of the other settings, `max_prompt`
+        selects or cuts prompts; the rest select or cut answers."""
         return {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
 
 

@@ -51,9 +51,7 @@ class Row:
 
 def data_files(path: Path) -> list[Path]:
     """Return the files that ``--data`` names: the file itself, or all data files in a folder, in the order of names.
-
-    Raises UserError if a folder has no data file, or if a file cannot be used.
-    """
+    Raises UserError if a folder has no data file, or if a file cannot be used."""
     files = [path]
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
@@ -66,10 +64,8 @@ def data_files(path: Path) -> list[Path]:
 
 
 def parse_row(columns: Mapping[str, Any], where: str, prompting: Prompting) -> Row:
-    """Parse a row. where: the row's file and line, for messages.
-
-    Raises UserError if the row has none of `FORMS`, or a value of a wrong form.
-    """
+    """Parse a row. where: the row's file and line, for messages. Raises UserError if the row has none of `FORMS`, or a
+    value of a wrong form."""
     row = _Columns(columns, where)
     if talk := row.first(TALKS):
         return row.conversation(talk, row.messages(talk), prompting)
@@ -119,10 +115,8 @@ class _Columns:
         return last_box(self.optional("solution"))
 
     def messages(self, name: str) -> list[Spoken]:
-        """Return the role and text of each message in a column.
-
-        A message is an object with the fields `role` and `content`, or with the fields `from` and `value`.
-        """
+        """Return the role and text of each message in a column. A message is an object with the fields `role` and
+        `content`, or with the fields `from` and `value`."""
         given = self.values[name]
         if not isinstance(given, list) or not all(isinstance(message, dict) for message in given):
             raise UserError(f"{self.where}: {quote(name)} must be a list of messages: objects with role and content.")

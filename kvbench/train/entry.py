@@ -105,18 +105,14 @@ class Entry:
         return {**counts, **asking, **OPTIMISER, **collecting, **self.options}
 
     def dtype_for(self, options: Mapping[str, Any]) -> str:
-        """Return the number type in which to load the model. options: the recipe's settings by name.
-
-        Raises UserError if the option `precision` is invalid.
-        """
+        """Return the number type in which to load the model. options: the recipe's settings by name. Raises UserError
+        if the option `precision` is invalid."""
         check_choices(options, precision=PRECISIONS)
         return str(options.get("precision", self.dtype))
 
     def preset_for(self, model: str, preset: str | None) -> str | None:
         """Return the name of the preset that a training uses; None if it uses none. preset: the user's choice, if any.
-
-        Raises UserError if the recipe lacks the preset.
-        """
+        Raises UserError if the recipe lacks the preset."""
         if preset is None:
             return TINY if model == TINY and TINY in self.presets else None
         if preset not in self.presets:
@@ -149,10 +145,8 @@ def check_least(more: Mapping[str, Any], **least: float) -> None:
 
 
 def check_choices(more: Mapping[str, Any], **choices: Sequence[str]) -> None:
-    """Raise UserError if a setting in `more` has a value that `choices` does not list for it.
-
-    Settings that `choices` does not name are not checked.
-    """
+    """Raise UserError if a setting in `more` has a value that `choices` does not list for it. Settings that `choices`
+    does not name are not checked."""
     for name, known in choices.items():
         if (value := more.get(name, known[0])) not in known:
             need = " or ".join(known) if len(known) < 3 else f"one of {', '.join(known)}"

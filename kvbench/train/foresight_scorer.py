@@ -135,11 +135,8 @@ class ScorerRecipe(TraceRecipe):
         self.too_short = len(given) - len(self.traces) - len(self.test)
 
     def evictions_of(self, trace: Trace) -> Evictions:
-        """Return the `Evictions` that reads this trace.
-
-        Its budget and interval are `long_budget` and `long_interval` if the option `long` is set and the trace has more
-        than `long` tokens, else `budget` and `interval`.
-        """
+        """Return the `Evictions` that reads this trace. Its budget and interval are `long_budget` and `long_interval`
+        if the option `long` is set and the trace has more than `long` tokens, else `budget` and `interval`."""
         return self._of_long if len(trace.ids) > self.settings.more.get("long", 0) else self.evictions
 
     @classmethod

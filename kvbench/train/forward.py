@@ -37,10 +37,8 @@ def forward(
 
 
 def run_from(model: Any, start: int, logits: int, inputs: Mapping[str, torch.Tensor]) -> Any:
-    """Run a forward pass over tokens from position `start` on, without a cache; return the model's output.
-
-    logits: how many of the last tokens get logits; 0: all.
-    """
+    """Run a forward pass over tokens from position `start` on, without a cache; return the model's output. logits: how
+    many of the last tokens get logits; 0: all."""
     rows = next(iter(inputs.values()))
     positions = torch.arange(start, start + rows.shape[1], device=rows.device)[None]
     return model(

@@ -58,10 +58,8 @@ class Generation:
 
 
 def collecting(longest: int, questions: int, sampling: Sampling) -> Generation:
-    """Return how the engine generates the answers that a recipe trains on: with the full cache.
-
-    longest: most tokens of a prompt plus its answer. questions: how many questions the engine answers.
-    """
+    """Return how the engine generates the answers that a recipe trains on: with the full cache. longest: most tokens of
+    a prompt plus its answer. questions: how many questions the engine answers."""
     return Generation(
         phase=COLLECTING,
         method=registry.methods.get("full")(),
@@ -86,9 +84,7 @@ def fitting(need: Footprint, slots: int, total: int, device: torch.device) -> in
 
 
 def parts(need: Footprint, slots: int) -> Parts:
-    """Return the bytes that an engine with `slots` slots needs besides weights: for its cache, and for its work.
-
-    The work is reading a prompt, and one step in every slot.
-    """
+    """Return the bytes that an engine with `slots` slots needs besides weights: for its cache, and for its work. The
+    work is reading a prompt, and one step in every slot."""
     acting = need.at(slots) - need.weights - slots * (need.slot + need.step)
     return Parts({f"cache of {slots} slots": slots * need.slot, "a prompt and a step": acting + slots * need.step})

@@ -115,9 +115,7 @@ class SparseRecipe(Recipe):
 
     def held_out(self) -> dict[str, float]:
         """Return the share of held-out questions that the model answers correctly, with evicted and with full cache.
-
-        Answers are greedy. If the method does not evict, there is one share, with the full cache.
-        """
+        Answers are greedy. If the method does not evict, there is one share, with the full cache."""
         figures = {"accuracy": self._accuracy(self.method, self.budget)}
         if self.method.evicts:
             full: Method = registry.methods.get("full")()
@@ -168,10 +166,8 @@ class SparseRecipe(Recipe):
         return folder, card
 
     def drawn(self, step: int, count: int) -> list[int]:
-        """Return the indices of the items that form the batch of a step; there are `count` items in all.
-
-        Each epoch goes through all items in a new random order.
-        """
+        """Return the indices of the items that form the batch of a step; there are `count` items in all. Each epoch
+        goes through all items in a new random order."""
         batch = self.settings.batch
         drawn = range(step * batch, (step + 1) * batch)
         orders = {}
@@ -183,10 +179,8 @@ class SparseRecipe(Recipe):
     def engine(
         self, questions: Sequence[Question], method: Method, budget: int | None, samples: int, log: KeptLog | None
     ) -> Engine:
-        """Return an engine with which the caller can generate `samples` answers to each question.
-
-        The caller must drop the engine before the backward pass, which needs the memory of the engine's cache.
-        """
+        """Return an engine with which the caller can generate `samples` answers to each question. The caller must drop
+        the engine before the backward pass, which needs the memory of the engine's cache."""
         return Engine(
             self.loaded,
             method,

@@ -120,10 +120,8 @@ def passkey_examples(loaded: LoadedModel, count: int, seed: int, longest: int) -
 
 
 def _of_notes(loaded: LoadedModel, draw: Draw, longest: int, *, notes: int, asked: int, sentences: int) -> Example:
-    """Return one English text with `notes` codes among at most `sentences` other sentences.
-
-    The question at its end asks for `asked` of the codes; the text and the answer have at most `longest` tokens.
-    """
+    """Return one English text with `notes` codes among at most `sentences` other sentences. The question at its end
+    asks for `asked` of the codes; the text and the answer have at most `longest` tokens."""
 
     def encode(text: str) -> list[int]:
         return list(loaded.tokenizer(text, add_special_tokens=False)["input_ids"])

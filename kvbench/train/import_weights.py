@@ -133,10 +133,8 @@ def _layers(source: Path, module: str, tensors: Mapping[tuple[int, str], torch.T
 
 
 def _candidates(folder: Path) -> list[Path]:
-    """Return the safetensors files of a folder; if it has none, its pickle files.
-
-    Raises SetupError if it has neither.
-    """
+    """Return the safetensors files of a folder; if it has none, its pickle files. Raises SetupError if it has
+    neither."""
     files = sorted(folder.glob("*.safetensors")) or sorted(f for f in folder.iterdir() if f.suffix in PICKLES)
     if not files:
         endings = ", ".join((".safetensors", *PICKLES))
@@ -169,10 +167,8 @@ def _pickle(file: Path, module: str) -> dict[tuple[int, str], torch.Tensor]:
 
 
 def _refused(error: Exception) -> str:
-    """Return why torch could not read a pickle file.
-
-    The returned text replaces torch's own message, which advises the user to run the code in the file.
-    """
+    """Return why torch could not read a pickle file. The returned text replaces torch's own message, which advises the
+    user to run the code in the file."""
     if match := re.search(r"GLOBAL ([\w.]+)", str(error)):
         return f"holds more than tensors (it calls {quote(match[1])})"
     if isinstance(error, OSError):
@@ -181,10 +177,8 @@ def _refused(error: Exception) -> str:
 
 
 def _config(file: Path) -> dict[str, Any]:
-    """Return the configuration in a checkpoint's ``config.json``, or {} if it cannot be read.
-
-    In the configuration of a vision-language model, the fields of its text model take precedence.
-    """
+    """Return the configuration in a checkpoint's ``config.json``, or {} if it cannot be read. In the configuration of a
+    vision-language model, the fields of its text model take precedence."""
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -21,10 +21,8 @@ def layers_of(model: Any) -> list[nn.Module]:
 
 @contextmanager
 def marked(model: Any, ledger: Ledger) -> Iterator[None]:
-    """Inside the `with` statement, begin a new segment of the ledger at every border of a decoder layer.
-
-    A border is a moment when the forward pass enters or leaves a layer, or when the backward pass enters a layer.
-    """
+    """Inside the `with` statement, begin a new segment of the ledger at every border of a decoder layer. A border is a
+    moment when the forward pass enters or leaves a layer, or when the backward pass enters a layer."""
     layers = layers_of(model)
     hooks = []
     for index, layer in enumerate(layers):

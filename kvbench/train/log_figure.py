@@ -22,11 +22,8 @@ HELD_OUT = "held-out "  # begins the names of panels
 
 
 def log_figure(log: Path, held_out: Path, recipe: str) -> Figure:
-    """Return the plot of a training.
-
-    log: path of the log, which has a line per step. held_out: path of the file with the held-out figures, which has a
-    line each time they were computed.
-    """
+    """Return the plot of a training. log: path of the log, which has a line per step. held_out: path of the file with
+    the held-out figures, which has a line each time they were computed."""
     rows, tested = _rows(log), _rows(held_out)
     steps = -(-len(rows) // MOST)
     bins = [rows[start : start + steps] for start in range(0, len(rows), steps)]

@@ -120,9 +120,7 @@ class _Training:
 
     def begin(self) -> None:
         """Continue from the folder's checkpoint; if there is none, delete its logs and compute the held-out figures.
-
-        Raises UserError when the checkpoint has other settings (see `_continues`).
-        """
+        Raises UserError when the checkpoint has other settings (see `_continues`)."""
         if (self.out / CHECKPOINT).exists():
             self._restore()
         elif self.processes.first:
@@ -182,10 +180,8 @@ class _Training:
         return done <= settings.steps and all(rate(before, step) == rate(settings, step) for step in range(done))
 
     def _gradients(self) -> tuple[float, dict[str, float]]:
-        """Compute the gradients of this process's part of the batch.
-
-        Return the loss of the whole batch, and the recipe's figures for this process's part of it.
-        """
+        """Compute the gradients of this process's part of the batch. Return the loss of the whole batch, and the
+        recipe's figures for this process's part of it."""
         size = self.share.stop - self.share.start
         once = self.recipe.at_once or size
         loss, figures = 0.0, dict[str, float]()
@@ -207,10 +203,8 @@ class _Training:
 
 
 def steps_done(out: Path) -> int:
-    """Return how many steps the training in a folder had done at its checkpoint; 0 without a checkpoint.
-
-    Raises SetupError if the checkpoint is damaged.
-    """
+    """Return how many steps the training in a folder had done at its checkpoint; 0 without a checkpoint. Raises
+    SetupError if the checkpoint is damaged."""
     path = out / CHECKPOINT
     return int(checkpoint.state_of(path)["step"]) if path.exists() else 0
 
@@ -256,9 +250,7 @@ def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
 
 
 def forget_after(step: int, log: Path) -> None:
-    """Delete the lines of a log that belong to steps after `step`, and a last line that a kill cut short.
-
-    A training that continues from `step` repeats the later steps, and writes their lines again.
-    """
+    """Delete the lines of a log that belong to steps after `step`, and a last line that a kill cut short. A training
+    that continues from `step` repeats the later steps, and writes their lines again."""
     lines = log.read_text().splitlines(keepends=True) if log.exists() else []
     log.write_text("".join(line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step))

@@ -49,10 +49,8 @@ class Lora:
     """An adapter in the linear layers of a model. Creating it freezes all other weights of the model."""
 
     def __init__(self, model: Any, more: Mapping[str, Any], seed: int) -> None:
-        """Attach a new adapter to a model.
-
-        more: the training's settings by name, which `check` has accepted. seed: determines the initial values of A.
-        """
+        """Attach a new adapter to a model. more: the training's settings by name, which `check` has accepted. seed:
+        determines the initial values of A."""
         silence_bitsandbytes()
         from peft import LoraConfig, get_peft_model
 

@@ -85,9 +85,7 @@ class Device:
     @classmethod
     def of(cls, name: str, total: int | None, processes: int) -> Device:
         """Return the device called `name` (as in --device), or a GPU with `total` bytes of memory if `total` is given.
-
-        Such a GPU need not exist on this machine.
-        """
+        Such a GPU need not exist on this machine."""
         if total is not None:
             return cls(gpu=True, total=total, processes=processes)
         device = pick_device(name)
@@ -158,10 +156,8 @@ class Rehearsal:
         return Parts({**peak, STORED: (kept + used) * each})
 
     def _generation(self, generation: Generation, model: Any, dtype: torch.dtype, held: Parts) -> Phase:
-        """Return the phase in which the engine generates with `generation.slots` slots.
-
-        held: bytes, by part, that the training holds at the same time.
-        """
+        """Return the phase in which the engine generates with `generation.slots` slots. held: bytes, by part, that the
+        training holds at the same time."""
         need = generation.need(shape_of_model(model), self.device.torch_device, dtype, self.device.total)
         return Phase(generation.phase, held + parts(need, generation.slots), f"{generation.slots} slots")
 
@@ -274,10 +270,8 @@ def _alike(loaded: LoadedModel) -> bool:
 
 
 def _extended(few: Sequence[Segment], more: Sequence[Segment], layers: int) -> list[Segment]:
-    """Return the memory of the whole model, segment by segment, extrapolated from two rehearsals.
-
-    few: the segments of the rehearsal with two layers. more: those with three. layers: the whole model's layers.
-    """
+    """Return the memory of the whole model, segment by segment, extrapolated from two rehearsals. few: the segments of
+    the rehearsal with two layers. more: those with three. layers: the whole model's layers."""
 
     def grown(small: Parts, large: Parts) -> Parts:
         sizes = {n: small[n] + (large[n] - small[n]) * (layers - FEWEST) for n in small | large}

@@ -175,10 +175,8 @@ def _window(config: Any) -> int | None:
 
 
 def _lengths(settings: Mapping[str, Any], context: int) -> tuple[int, int, bool]:
-    """Return the tokens of the longest prompt and of the longest answer, and whether a setting limits prompts.
-
-    context: most tokens that the model can read.
-    """
+    """Return the tokens of the longest prompt and of the longest answer, and whether a setting limits prompts. context:
+    most tokens that the model can read."""
     if "max_tokens" not in settings:  # the recipe trains on examples: texts that end with the answer
         total = min(int(settings["tokens"]), context)
         predicted = min(PREDICTED, total - 1)

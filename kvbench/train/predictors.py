@@ -48,17 +48,13 @@ class PredictorRecipe(TraceRecipe):
 
     @abstractmethod
     def text(self, trace: Trace) -> tuple[list[int], int]:
-        """Return the tokens that the model reads for a trace, and a number n.
-
-        The networks learn the targets of the first n of these tokens.
-        """
+        """Return the tokens that the model reads for a trace, and a number n. The networks learn the targets of the
+        first n of these tokens."""
 
     @abstractmethod
     def target(self, call: AttentionCall, n: int, trace: Trace) -> torch.Tensor:
-        """Return the targets [Hk, n] of the first n tokens of a trace in one layer.
-
-        call: the attention call of this layer.
-        """
+        """Return the targets [Hk, n] of the first n tokens of a trace in one layer. call: the attention call of this
+        layer."""
 
     def mistake(self, guess: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """Return the loss of the predictions `guess` for the targets, both [L, Hk, n]; here the mean square error."""

@@ -37,10 +37,8 @@ class Processes:
         return self.rank == 0
 
     def share(self, batch: int) -> slice:
-        """Return the slice of a batch that this process computes.
-
-        Raises UserError when the batch cannot be divided equally.
-        """
+        """Return the slice of a batch that this process computes. Raises UserError when the batch cannot be divided
+        equally."""
         if batch % self.count:
             raise UserError(
                 f"a batch of {batch} cannot be shared equally by {self.count} processes; choose a "
@@ -50,10 +48,8 @@ class Processes:
         return slice(self.rank * size, (self.rank + 1) * size)
 
     def part(self, size: int, rank: int | None = None) -> slice:
-        """Divide `size` numbers among the processes; return the slice of the process `rank` (None: this process).
-
-        The slices follow each other in the order of the ranks; their lengths differ by at most 1.
-        """
+        """Divide `size` numbers among the processes; return the slice of the process `rank` (None: this process). The
+        slices follow each other in the order of the ranks; their lengths differ by at most 1."""
         rank = self.rank if rank is None else rank
         return slice(rank * size // self.count, (rank + 1) * size // self.count)
 
@@ -64,10 +60,8 @@ class Processes:
                 distributed.broadcast(part, src=rank)
 
     def gather(self, own: torch.Tensor, size: int) -> torch.Tensor:
-        """Collect a row of `size` numbers in the first process; every process sends its `part` of the row.
-
-        own: the part of this process. Returns the whole row in the first process, and `own` in the others.
-        """
+        """Collect a row of `size` numbers in the first process; every process sends its `part` of the row. own: the
+        part of this process. Returns the whole row in the first process, and `own` in the others."""
         if self.count == 1:
             return own
         if not self.first:
@@ -145,10 +139,8 @@ def joined() -> Iterator[Processes]:
 
 
 def own_device(name: str) -> str:
-    """Return the device of this process: ``cuda:N`` with its local rank N, so that each process has its own GPU.
-
-    If there is only one process or no GPU, or if `name` is neither "auto" nor "cuda", return `name`.
-    """
+    """Return the device of this process: ``cuda:N`` with its local rank N, so that each process has its own GPU. If
+    there is only one process or no GPU, or if `name` is neither "auto" nor "cuda", return `name`."""
     if only_one() or name not in ("auto", "cuda") or not torch.cuda.is_available():
         return name
     local = int(os.environ.get("LOCAL_RANK", "0"))

@@ -60,10 +60,8 @@ class Prompting:
         return effective_thinking(loaded.tokenizer, self.thinking, chat=chat)
 
     def turn(self, question: str, context: str = "", system: str = "") -> Turn:
-        """Make the first turn from a question, in the wording of `prompt_style`.
-
-        context: text before the question. system: the row's system message, if it has one.
-        """
+        """Make the first turn from a question, in the wording of `prompt_style`. context: text before the question.
+        system: the row's system message, if it has one."""
         turn = STYLES[self.prompt_style].turn(question)
         before = context if not context or context.endswith("\n") else context + "\n\n"
         return replace(turn, context=before, system=system or self.system or turn.system)

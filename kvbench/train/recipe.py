@@ -53,19 +53,15 @@ class Settings:
     @classmethod
     def of(cls, options: Mapping[str, Any], **numbers: Any) -> Settings:
         """Return the settings of a training. options: the optimiser's settings and those of the recipe, by name.
-
-        numbers: other attributes, such as `steps` and `lr`.
-        """
+        numbers: other attributes, such as `steps` and `lr`."""
         optimiser = {name: options[name] for name in OPTIMISER if name in options}
         more = {name: value for name, value in options.items() if name not in OPTIMISER}
         return cls(**optimiser, more=more, **numbers)
 
 
 def drawing(seed: int, number: int) -> torch.Generator:
-    """Return a random generator on the CPU that is seeded with the training's seed and a number.
-
-    The number is, for example, that of a step or an epoch.
-    """
+    """Return a random generator on the CPU that is seeded with the training's seed and a number. The number is, for
+    example, that of a step or an epoch."""
     return torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63)
 
 
@@ -77,9 +73,7 @@ def draw_batch(items: Sequence[T], settings: Settings, step: int) -> list[T]:
 
 def with_gradient(loss: torch.Tensor, parameters: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return a loss with the value and gradients of `loss`, but with a graph that holds no activations of the model.
-
-    The gradients with respect to `parameters` are computed now; the new graph holds only these gradients.
-    """
+    The gradients with respect to `parameters` are computed now; the new graph holds only these gradients."""
     parameters = list(parameters)
     slopes = torch.autograd.grad(loss, parameters, allow_unused=True)
     pulls = [((p - p.detach()) * slope).sum() for p, slope in zip(parameters, slopes) if slope is not None]
@@ -112,17 +106,13 @@ class Recipe(ABC):
 
     @classmethod
     def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
-        """Raise UserError if a setting in `more` is invalid or does not fit the model.
-
-        `prepare` calls it before the model answers questions.
-        """
+        """Raise UserError if a setting in `more` is invalid or does not fit the model. `prepare` calls it before the
+        model answers questions."""
         return None
 
     def about_data(self) -> list[str]:
         """Return notes to the user on the training data, one line each; `prepare` calls it before the first step.
-
-        Raises UserError if there is nothing in the data to learn from.
-        """
+        Raises UserError if there is nothing in the data to learn from."""
         return []
 
     @classmethod
@@ -146,9 +136,7 @@ class Recipe(ABC):
 
     def generations(self) -> Sequence[Generation]:
         """Return how the engine generates answers during steps and for held-out figures; empty if it generates none.
-
-        `kvbench.train.memory` counts the memory of each generation separately from the rehearsal.
-        """
+        `kvbench.train.memory` counts the memory of each generation separately from the rehearsal."""
         return ()
 
     def stored(self) -> Mapping[str, Sequence[torch.Tensor]]:
@@ -217,10 +205,8 @@ class Recipe(ABC):
         return {}
 
     def write(self, out: Path, *, base: Base, made: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
-        """Write the trained weights below the folder `out`; return their file or folder, and their card.
-
-        made: facts about the training for the card.
-        """
+        """Write the trained weights below the folder `out`; return their file or folder, and their card. made: facts
+        about the training for the card."""
         from kvbench.engine.model.weights import save_weights
 
         path = out / f"{self.kind}.safetensors"

@@ -65,10 +65,8 @@ class Ledger(MetaBytes):
         return done
 
     def name(self, tensors: Iterable[torch.Tensor], part: str) -> None:
-        """Count these tensors, if they are meta tensors, in the part `part` from now on.
-
-        This includes tensors made before the ledger began to count.
-        """
+        """Count these tensors, if they are meta tensors, in the part `part` from now on. This includes tensors made
+        before the ledger began to count."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             if tensor.is_meta and (known := self._named.get(storage)) is not None:

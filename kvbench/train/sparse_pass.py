@@ -61,9 +61,7 @@ class Part:
 
     def states(self, model: Any, until: Mapping[int, torch.Tensor]) -> torch.Tensor:
         """Return the hidden states [b, n, D] from which the model predicts `targets`, with evicted entries masked.
-
-        until: by layer, from `Lifetimes.tables`: the first token that no longer sees each entry, [b, H, S - 1].
-        """
+        until: by layer, from `Lifetimes.tables`: the first token that no longer sees each entry, [b, H, S - 1]."""
         return final_states(model, SparseAttention(until), last=self.targets.shape[1], input_ids=self.ids[:, :-1])
 
     def tables(self, lifetimes: Lifetimes) -> dict[int, torch.Tensor]:
@@ -124,10 +122,8 @@ def _teacher_states(teacher: Teacher | None, part: Part) -> list[torch.Tensor]:
 def _losses(
     model: Any, teacher: Teacher | None, objective: Objective, targets: torch.Tensor, first: int, *states: torch.Tensor
 ) -> torch.Tensor:
-    """Return the losses [b, t] of t predictions, computed from the model's and the teacher's hidden states.
-
-    targets: all tokens to predict; the t predictions are for those from index `first` on.
-    """
+    """Return the losses [b, t] of t predictions, computed from the model's and the teacher's hidden states. targets:
+    all tokens to predict; the t predictions are for those from index `first` on."""
     logits = [logits_of(model, states[0])]
     if teacher is not None:
         with torch.no_grad(), teacher() as original:

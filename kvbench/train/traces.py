@@ -64,10 +64,8 @@ class Question:
         )
 
     def given_answer(self) -> Answer:
-        """Return the answer `given`, cut to `max_new_tokens`. Only for questions with a given answer.
-
-        It counts as right; the judge does not see it.
-        """
+        """Return the answer `given`, cut to `max_new_tokens`. Only for questions with a given answer. It counts as
+        right; the judge does not see it."""
         assert self.given is not None
         return Answer(self.given[: self.max_new_tokens], right=True, ended=len(self.given) <= self.max_new_tokens)
 
@@ -85,10 +83,8 @@ class Trace:
         return self.prompt + self.answer
 
     def forced(self, seed: int = 0) -> ForcedTrace:
-        """Return the trace in the form that a replay reads: a request that contains its answer.
-
-        seed: the seed of random draws by the eviction method.
-        """
+        """Return the trace in the form that a replay reads: a request that contains its answer. seed: the seed of
+        random draws by the eviction method."""
         request = Request(task="train", doc_id=self.name, prompt_ids=self.prompt, max_new_tokens=len(self.answer))
         return ForcedTrace(request=replace(request, forced=self.answer, seed=seed), cluster=self.name)
 
@@ -96,11 +92,8 @@ class Trace:
 def built_in(
     tasks: Sequence[str], count: int, seed: int, loaded: LoadedModel, *, held_out: bool = False
 ) -> list[Question]:
-    """Return `count` problems of the tasks as questions: one problem of each task in turn.
-
-    held_out: take problems on which no recipe trains, the same for every `seed`. Raises UserError if a task has no
-    training problems.
-    """
+    """Return `count` problems of the tasks as questions: one problem of each task in turn. held_out: take problems on
+    which no recipe trains, the same for every `seed`. Raises UserError if a task has no training problems."""
     drawn = [get_task(name) for name in tasks]
     if unknown := [t.name for t in drawn if t.suite != "synthetic"]:
         raise UserError(f"task {quote(unknown[0])} has no training problems; give --data FILE.")
@@ -197,10 +190,8 @@ def _ask(
     processes: Processes,
     on_answer: Callable[[int], None] | None,
 ) -> Answers:
-    """Let the model answer this process's share of those questions that have no stored answer.
-
-    Returns the answers of all processes. Raises SetupError if answers of other processes are not in `file`.
-    """
+    """Let the model answer this process's share of those questions that have no stored answer. Returns the answers of
+    all processes. Raises SetupError if answers of other processes are not in `file`."""
     answers: Answers = file.gather() if file else {}
     left = [q for q in asked.values() if q.name not in answers][processes.rank :: processes.count]
     todo = [q.request(q.name, sampling=collection.sampling, seed=seed) for q in left]

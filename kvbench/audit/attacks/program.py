@@ -46,11 +46,8 @@ class Attack:
 
     @classmethod
     def read(cls, text: str, name: str) -> Attack:
-        """Parse the text of a hostile program.
-
-        `name` is the id if the header has none. Raises ValueError if the header lacks a required line (class, mode or
-        check), or if its stdin-bytes is not a whole number.
-        """
+        """Parse the text of a hostile program. `name` is the id if the header has none. Raises ValueError if the header
+        lacks a required line (class, mode or check), or if its stdin-bytes is not a whole number."""
         head = dict(_HEADER.findall(text.partition("\n\n")[0]))
         try:
             return cls(
@@ -130,9 +127,7 @@ class Targets:
 @contextlib.contextmanager
 def targets(expected: str) -> Iterator[Targets]:
     """Create the files, sockets and process that one program attacks; remove them when the `with` statement ends.
-
-    expected: the output that the program's test expects; one of the files holds this text as bait.
-    """
+    expected: the output that the program's test expects; one of the files holds this text as bait."""
     folder = Path(tempfile.mkdtemp(prefix="kvbench-attack-"))
     folder.chmod(0o755)
     token, canaries = secrets.token_hex(8), {name: f"CANARY-{secrets.token_hex(16)}" for name in _CANARIES}

@@ -55,10 +55,8 @@ def audit(
     models: Sequence[Subject],
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[Check]:
-    """Check all invariants of all methods on all models.
-
-    progress: called with "METHOD on MODEL" before each method and model.
-    """
+    """Check all invariants of all methods on all models. progress: called with "METHOD on MODEL" before each method and
+    model."""
     checks: list[Check] = []
     for name, method in methods:
         for subject in models:

@@ -138,10 +138,8 @@ class Exam:
         return self._bench(self.layouts[-1], tail=TAIL).run(requests)
 
     def limit(self, way: Way, request: Request) -> int:
-        """Return how many entries per KV head the budget allows a request right after an eviction.
-
-        The method must take a budget. way: the way of running, as in `main`.
-        """
+        """Return how many entries per KV head the budget allows a request right after an eviction. The method must take
+        a budget. way: the way of running, as in `main`."""
         budget = entry_budget(
             self.method, SHARE if way == "share" else self.budget, len(request.prompt_ids), self.group
         )
@@ -206,9 +204,7 @@ class Exam:
     @once
     def dense(self, way: Way, request: Request, sample: int, *, masked: bool) -> Pass:
         """Return a pass without a cache over a prompt and the answer that the trial `main(way)` generated for a sample.
-
-        masked: hide the entries that the engine had evicted.
-        """
+        masked: hide the entries that the engine had evicted."""
         trial = self.main(way)
         ids = [*request.prompt_ids, *trial.done[request.doc_id, sample].token_ids[:-1]]
         history = trial.history if masked else KeptHistory()
@@ -256,10 +252,8 @@ class Exam:
         )
 
     def _requests(self) -> list[Request]:
-        """Return three requests: a long and a middle prompt, which are longer than the budget, and a short one.
-
-        The request with the long prompt has two samples, the others have one.
-        """
+        """Return three requests: a long and a middle prompt, which are longer than the budget, and a short one. The
+        request with the long prompt has two samples, the others have one."""
         lengths = {"long": self.size + LONG, "short": self.size + SHORT, "middle": self.size + MIDDLE}
         prompts = self.subject.prompts([*lengths.values()], seed=1)
         return [

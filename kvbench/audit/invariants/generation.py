@@ -195,10 +195,8 @@ def full(exam: Exam, layout: AuditLayout) -> None:
 
 
 def oracle(exam: Exam, way: Way) -> None:
-    """Logits equal those of a pass without a cache, in which a mask hides evicted entries.
-
-    If the engine gave an entry a wrong position, the logits would differ.
-    """
+    """Logits equal those of a pass without a cache, in which a mask hides evicted entries. If the engine gave an entry
+    a wrong position, the logits would differ."""
     _drops(exam, way)
     for request, sample in exam.main(way).sequences():
         _compare(exam, way, request, sample, masked=True, upto=None)
@@ -256,10 +254,8 @@ def _drops(exam: Exam, way: Way) -> None:
 
 
 def _same(a: Trial, b: Trial, request: Request, sample: int, how: str) -> None:
-    """Compare one sequence in two trials. Raises Broken if an eviction or a generated token differs.
-
-    how: how the second trial ran, in words for the message.
-    """
+    """Compare one sequence in two trials. Raises Broken if an eviction or a generated token differs. how: how the
+    second trial ran, in words for the message."""
     place = f"{request.doc_id} prompt, sample {sample}"
     mine, theirs = a.kept(request, sample), b.kept(request, sample)
     for (seen, layer), heads in sorted(mine.items()):

@@ -72,10 +72,8 @@ def _with_images(config: Any, ids: torch.Tensor, draw: torch.Generator) -> Promp
 
 
 def _places(length: int) -> Iterator[tuple[int, int, tuple[int, int]]]:
-    """Yield the place of each image that fits into a prompt of `length` tokens.
-
-    A place is (position of the image's first token, position after its last token, (rows, columns) of its grid).
-    """
+    """Yield the place of each image that fits into a prompt of `length` tokens. A place is (position of the image's
+    first token, position after its last token, (rows, columns) of its grid)."""
     end = 0
     for rows, columns in itertools.cycle(GRIDS):
         first = end + TEXT

@@ -16,9 +16,7 @@ from kvbench.eviction.view import LayerView
 @torch.inference_mode()
 def queries(exam: Exam, way: Way) -> None:
     """The queries that a method sees are those of the newest tokens, as one forward pass without a cache computes them.
-
-    This pass masks the entries that the engine had evicted at each position.
-    """
+    This pass masks the entries that the engine had evicted at each position."""
     evicts(exam)
     trial = exam.main(way)
     compared = False

@@ -14,10 +14,8 @@ JUNK = 5  # invalid entries added per head
 
 
 def scrambled(view: LayerView, seed: int, junk: float | None) -> LayerView:
-    """Return a copy of a view, with the entries of every head in random order.
-
-    junk: fill the keys, values and columns of added invalid entries with this number; None adds no entries.
-    """
+    """Return a copy of a view, with the entries of every head in random order. junk: fill the keys, values and columns
+    of added invalid entries with this number; None adds no entries."""
     b, heads, n = view.positions.shape
     generator = torch.Generator().manual_seed(seed)
     extra = 0 if junk is None else JUNK
@@ -61,10 +59,8 @@ def mapped(view: LayerView, change: Callable[[torch.Tensor], torch.Tensor]) -> L
 
 
 def by_position(x: torch.Tensor, view: LayerView) -> torch.Tensor:
-    """Sort values of entries by the entries' positions in the sequence. x: [sequences, KV heads, entries].
-
-    Returns [sequences, KV heads, tokens seen], with 0 at positions without a valid entry.
-    """
+    """Sort values of entries by the entries' positions in the sequence. x: [sequences, KV heads, entries]. Returns
+    [sequences, KV heads, tokens seen], with 0 at positions without a valid entry."""
     end = int(view.seen.max())
     at = torch.where(view.valid, view.positions, end)
     table = torch.zeros(*at.shape[:2], end + 1, dtype=torch.float64, device=x.device)

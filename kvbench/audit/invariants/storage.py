@@ -43,9 +43,7 @@ def storage(exam: Exam, layout: AuditLayout) -> None:
 
 def _decides_alike(method: Method, plain: Sequence[LayerView], other: Sequence[LayerView], how: str) -> None:
     """Compare a method's scores, columns and decisions for the same entries, stored as in `plain` and as in `other`.
-
-    how: how `other` differs, in words for the message. Raises Broken if results differ by more than rounding.
-    """
+    how: how `other` differs, in words for the message. Raises Broken if results differ by more than rounding."""
     for a, b in zip(plain, other):
         free = by_position(competing(method, a), a) > 0
         mine, theirs = _scored(method, a), _scored(method, b)

@@ -112,10 +112,8 @@ class Subject:
 
 @contextmanager
 def subjects(model: str | None) -> Iterator[list[Subject]]:
-    """Yield the list of models to audit on: only `model`; if it is None, the built-in model and the random ones.
-
-    Raises SetupError or UserError if `model` cannot be loaded.
-    """
+    """Yield the list of models to audit on: only `model`; if it is None, the built-in model and the random ones. Raises
+    SetupError or UserError if `model` cannot be loaded."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # small matrices: threads cost more than they save
     try:

@@ -42,10 +42,8 @@ class Trial:
     cache: SlotCache
 
     def kept(self, request: Request, sample: int) -> dict[tuple[int, int], list[list[int]]]:
-        """Return the positions that each head kept at each eviction of a sample and its prompt.
-
-        The keys are (tokens seen, layer).
-        """
+        """Return the positions that each head kept at each eviction of a sample and its prompt. The keys are (tokens
+        seen, layer)."""
         return {
             (seen, layer): [sorted(head.tolist()) for head in heads]
             for key in noise_keys(request, sample)
@@ -110,9 +108,7 @@ class Bench:
 
     def _count_pages(self, idle: bool = False) -> None:
         """Check that every page of the cache is free or in use by exactly one head; note a breach in `lost_pages`.
-
-        idle: all sequences have ended, so every page must be free.
-        """
+        idle: all sequences have ended, so every page must be free."""
         cache = self.engine.cache
         if not isinstance(cache, PagedCache) or self.lost_pages:
             return

@@ -77,10 +77,8 @@ class Case:
             ) from None
 
     def slots(self, step: int) -> list[list[torch.Tensor]]:
-        """Return the positions of the tokens in the reference's cache before a step, by layer and head.
-
-        Each head's tokens are in the order in which the reference stores them.
-        """
+        """Return the positions of the tokens in the reference's cache before a step, by layer and head. Each head's
+        tokens are in the order in which the reference stores them."""
         units = [unit.long() for unit in self._split("cache", step)]
         return [units[start : start + self.heads] for start in range(0, len(units), self.heads)]
 
@@ -89,17 +87,13 @@ class Case:
         return [set(unit.tolist()) for unit in self._split("kept", step)]
 
     def scores(self, step: int) -> list[dict[int, float]] | None:
-        """Return, for each unit, the reference's score of each token at a step.
-
-        None if the file has no scores for the step.
-        """
+        """Return, for each unit, the reference's score of each token at a step. None if the file has no scores for the
+        step."""
         return self.by_token("score", step) if f"score.{step}" in self.tensors else None
 
     def state(self, name: str, step: int) -> torch.Tensor | None:
-        """Return values [L, H, n] that the reference stored under `name` before a step; None if the file has none.
-
-        The values belong to the first n tokens in the reference's cache.
-        """
+        """Return values [L, H, n] that the reference stored under `name` before a step; None if the file has none. The
+        values belong to the first n tokens in the reference's cache."""
         values = self.tensors.get(f"state.{name}.{step}")
         return None if values is None else values.float().view(self.layers, self.heads, -1)
 
@@ -118,11 +112,8 @@ class Case:
 
 
 def load_cases(folder: Path) -> list[Case]:
-    """Return all parity cases below a folder, sorted by path.
-
-    Raises UserError if there is no folder or no case, or if the .json file of a case cannot be read or lacks a field.
-    The tensors of a case are read later.
-    """
+    """Return all parity cases below a folder, sorted by path. Raises UserError if there is no folder or no case, or if
+    the .json file of a case cannot be read or lacks a field. The tensors of a case are read later."""
     if not folder.is_dir():
         raise UserError(f"parity folder {quote(folder)} does not exist or is no folder; give another.")
     cases = [case for path in sorted(folder.rglob("*.json")) if (case := _load(path)) is not None]

@@ -66,11 +66,8 @@ class ReferenceLayer:
         self.take([torch.empty(0, dtype=torch.int64)] * heads, {})
 
     def take(self, rows: list[torch.Tensor], columns: dict[str, list[torch.Tensor]]) -> None:
-        """Replace all entries by entries at the positions `rows`, one tensor per head.
-
-        columns: by column name, known values for the first entries of each head; all other entries get the values with
-        which the column starts.
-        """
+        """Replace all entries by entries at the positions `rows`, one tensor per head. columns: by column name, known
+        values for the first entries of each head; all other entries get the values with which the column starts."""
         pad = torch.nn.utils.rnn.pad_sequence
         self.positions = pad(rows, batch_first=True, padding_value=-1)[None]
         self.valid = self.positions >= 0

@@ -98,10 +98,8 @@ def _policy(case: Case) -> Pairs:
 
 
 def _at_decisions(case: Case, compare: Callable[[Case, Any, int, list[LayerView]], Pairs]) -> Pairs:
-    """Run a case, and yield the pairs of numbers to compare.
-
-    compare: makes the pairs; it is called right before each eviction, with the views of all layers.
-    """
+    """Run a case, and yield the pairs of numbers to compare. compare: makes the pairs; it is called right before each
+    eviction, with the views of all layers."""
     [plan] = plans(case)
     method, pairs = make(plan.method, plan.options), list[Any]()
     run_case(case, plan, lambda step, views: pairs.extend(compare(case, method, step, views)))

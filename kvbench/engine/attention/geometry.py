@@ -62,10 +62,8 @@ class LayerGeometry:
         return self.device or device
 
     def entry_bytes(self, element: int) -> int:
-        """Return the bytes of one token's entries in all KV heads. element: the bytes of one number in K or V.
-
-        Each head stores K, V and, in a layer without a sliding window, a position of 4 bytes.
-        """
+        """Return the bytes of one token's entries in all KV heads. element: the bytes of one number in K or V. Each
+        head stores K, V and, in a layer without a sliding window, a position of 4 bytes."""
         return self.kv_heads * ((self.head_dim + self.value_dim) * element + (4 if self.window is None else 0))
 
     def state_shape(self, state: State) -> tuple[int, ...]:
@@ -74,10 +72,8 @@ class LayerGeometry:
         return tuple(named[size] if isinstance(size, str) else size for size in state.shape)
 
     def read_values(self, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Return the values of stored entries, as attention and methods read them.
-
-        In latent attention these are the first `latent` numbers of `keys`, in other layers `values` as they are.
-        """
+        """Return the values of stored entries, as attention and methods read them. In latent attention these are the
+        first `latent` numbers of `keys`, in other layers `values` as they are."""
         return keys[..., : self.latent] if self.latent else values
 
     @property
@@ -194,10 +190,8 @@ def _check_windows(config: Any, layers: Sequence[LayerGeometry]) -> None:
 
 @contextlib.contextmanager
 def own_failures(model: Any, failure: type[UserError] = ProbeFailed) -> Iterator[None]:
-    """Turn an exception of the model's code, which the `with` block runs, into `failure`, a UserError.
-
-    Errors of kvbench itself, of memory and of devices are raised as they are.
-    """
+    """Turn an exception of the model's code, which the `with` block runs, into `failure`, a UserError. Errors of
+    kvbench itself, of memory and of devices are raised as they are."""
     try:
         yield
     except Exception as error:
@@ -216,10 +210,8 @@ def largest_group(geometry: Sequence[LayerGeometry]) -> int:
 
 
 def for_lengths(geometry: Sequence[LayerGeometry], longest: int) -> tuple[LayerGeometry, ...]:
-    """Return the geometry with full attention in layers whose sliding window has `longest` or more tokens.
-
-    longest: tokens of the longest sequence; a window that is at least as long hides no key.
-    """
+    """Return the geometry with full attention in layers whose sliding window has `longest` or more tokens. longest:
+    tokens of the longest sequence; a window that is at least as long hides no key."""
     return tuple(replace(g, window=None) if g.window is not None and g.window >= longest else g for g in geometry)
 
 
@@ -227,10 +219,8 @@ RUN_SHORTER = "Use --method full, or lower --max-new-tokens until a whole sequen
 
 
 def check_evicts(geometry: Sequence[LayerGeometry], longest: int, cure: str = RUN_SHORTER) -> None:
-    """Raise UserError when every layer has a sliding window: a method then has no layer to evict.
-
-    longest: tokens of the longest sequence; cure: what the user can do; both for the message.
-    """
+    """Raise UserError when every layer has a sliding window: a method then has no layer to evict. longest: tokens of
+    the longest sequence; cure: what the user can do; both for the message."""
     if not any(g.evicts for g in geometry):
         window = max(g.window or 0 for g in geometry)
         raise UserError(
@@ -240,18 +230,14 @@ def check_evicts(geometry: Sequence[LayerGeometry], longest: int, cure: str = RU
 
 
 def per_query_head(geometry: Sequence[LayerGeometry]) -> tuple[LayerGeometry, ...]:
-    """Return the geometry of a cache that keeps keys and values per query head instead of per KV head.
-
-    Layers with a sliding window, which methods do not evict, still have KV heads.
-    """
+    """Return the geometry of a cache that keeps keys and values per query head instead of per KV head. Layers with a
+    sliding window, which methods do not evict, still have KV heads."""
     return tuple(replace(g, kv_heads=g.query_heads) if g.evicts else g for g in geometry)
 
 
 def check_equal_heads(geometry: Sequence[LayerGeometry]) -> None:
-    """Raise UserError when the evicted layers differ in heads or dimensions.
-
-    A method that spreads its budget unevenly needs equal layers.
-    """
+    """Raise UserError when the evicted layers differ in heads or dimensions. A method that spreads its budget unevenly
+    needs equal layers."""
     if len({(g.kv_heads, g.head_dim, g.value_dim) for g in geometry if g.evicts}) > 1:
         raise UserError(
             "layers of this model differ in heads or dimensions, which a method that spreads its budget unevenly does "

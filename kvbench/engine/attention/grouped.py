@@ -102,10 +102,8 @@ def causal_bias(
 
 
 def live_bias(live: torch.Tensor, rows: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return an additive mask [S, Hk or 1, 1, rows] that hides the cache rows without an entry.
-
-    live: [S, Hk or 1, 1], how many cache rows hold an entry; these rows come first. rows: number of all cache rows.
-    """
+    """Return an additive mask [S, Hk or 1, 1, rows] that hides the cache rows without an entry. live: [S, Hk or 1, 1],
+    how many cache rows hold an entry; these rows come first. rows: number of all cache rows."""
     hidden = torch.arange(rows, device=live.device) >= live
     bias = torch.zeros(hidden.shape, dtype=dtype, device=live.device).masked_fill_(hidden, float("-inf"))
     return bias[:, :, None]

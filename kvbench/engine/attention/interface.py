@@ -55,9 +55,7 @@ class AttentionCall:
 
     def in_latents(self, maps: Latent, latent: torch.Tensor) -> AttentionCall:
         """Return the call with queries and keys in the latent form: one key per token for all heads (module `latent`).
-
-        maps: the matrices of the layer; latent: [b, 1, t, R], the latents of the new tokens.
-        """
+        maps: the matrices of the layer; latent: [b, 1, t, R], the latents of the new tokens."""
         key = maps.entries(latent, self.key)
         return replace(self, query=maps.queries(self.query), key=key, value=key[..., :0], latent=maps)
 
@@ -130,9 +128,7 @@ def route(
 
 def run(model: Any, states: RecurrentStates | None = None, **inputs: Any) -> Any:
     """Run a forward pass in which the model keeps no keys and values and makes no mask; return the model's output.
-
-    states: the states of recurrent layers, which the pass continues and replaces.
-    """
+    states: the states of recurrent layers, which the pass continues and replaces."""
     return model(**inputs, attention_mask=None, past_key_values=states, use_cache=states is not None)
 
 
@@ -166,11 +162,8 @@ class RoutedModel:
 
 
 def text_model(model: Any) -> Any:
-    """Return a model's decoder, without vision part and output layer.
-
-    If transformers finds no decoder, return the model. In a vision-language model, vision part and decoder may have
-    different attention implementations.
-    """
+    """Return a model's decoder, without vision part and output layer. If transformers finds no decoder, return the
+    model. In a vision-language model, vision part and decoder may have different attention implementations."""
     try:
         decoder = model.get_decoder()
     except (AttributeError, NotImplementedError):  # transformers does not know it
@@ -179,10 +172,8 @@ def text_model(model: Any) -> Any:
 
 
 def set_implementation(model: Any, name: str) -> None:
-    """Let a model call the attention function registered as `name`.
-
-    Raises UserError when the model does not use transformers' attention interface.
-    """
+    """Let a model call the attention function registered as `name`. Raises UserError when the model does not use
+    transformers' attention interface."""
     # Models with states use the interface too, but transformers does not set `_supports_attention_backend` for them.
     stateful = getattr(model, "_is_stateful", False) and model._can_set_attn_implementation()
     if not (stateful or getattr(model, "_supports_attention_backend", False)):

@@ -42,18 +42,13 @@ class Latent:
 
     def queries(self, query: torch.Tensor) -> torch.Tensor:
         """Convert the model's queries [b, Hq, t, N + r] into queries [b, Hq, t, R + r] for attention to the entries.
-
-        The result is [U^T q_pass, q_rot].
-        """
+        The result is [U^T q_pass, q_rot]."""
         plain, rotary = query.split([self.up_key.shape[1], query.shape[3] - self.up_key.shape[1]], dim=-1)
         return torch.cat([torch.einsum("bhtn,hnr->bhtr", plain, self.up_key), rotary], dim=-1)
 
     def entries(self, latent: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        """Return the entries [b, 1, t, R + r] of tokens.
-
-        latent: the tokens' latents [b, 1, t, R]; key: the tokens' keys [b, Hq, t, N + r], of which only the rotary part
-        is used.
-        """
+        """Return the entries [b, 1, t, R + r] of tokens. latent: the tokens' latents [b, 1, t, R]; key: the tokens'
+        keys [b, Hq, t, N + r], of which only the rotary part is used."""
         return torch.cat([latent, key[:, :1, :, self.up_key.shape[1] :]], dim=-1)
 
     def outputs(self, out: torch.Tensor) -> torch.Tensor:
@@ -84,11 +79,8 @@ class Latents:
         return Latent(up[:, :plain], up[:, plain:])
 
     def _weight(self, projection: Any, rank: int, like: torch.Tensor) -> torch.Tensor:
-        """Return the matrix [out, R] by which the projection multiplies latents.
-
-        If the projection is quantised or has an adapter, the matrix is its output for unit vectors, in the dtype and on
-        the device of the tensor `like`.
-        """
+        """Return the matrix [out, R] by which the projection multiplies latents. If the projection is quantised or has
+        an adapter, the matrix is its output for unit vectors, in the dtype and on the device of the tensor `like`."""
         if type(projection) is torch.nn.Linear:
             return projection.weight
         found = self._unfolded.get(id(projection))

@@ -36,9 +36,7 @@ class BlockTable:
 
     def resize(self, rows: np.ndarray, lengths: np.ndarray) -> None:
         """Set how many entries the heads of these rows hold, and give each head only the pages that its entries fill.
-
-        lengths: [b, Hk], the new numbers of entries.
-        """
+        lengths: [b, Hk], the new numbers of entries."""
         self.reserve(rows, lengths)
         before, slots = self.lengths[rows], rows % self.slots
         np.add.at(self.entries, slots, (lengths - before).sum(axis=1))
@@ -48,9 +46,7 @@ class BlockTable:
 
     def reserve(self, rows: np.ndarray, lengths: np.ndarray) -> None:
         """Allocate and free pages so that each head of these rows has exactly the pages for its number in `lengths`.
-
-        lengths: [b, Hk], numbers of entries, which may be larger than the numbers that the heads hold now.
-        """
+        lengths: [b, Hk], numbers of entries, which may be larger than the numbers that the heads hold now."""
         wanted, width = -(-lengths // PAGE), self.table.shape[2]
         if (most := int(wanted.max(initial=0))) > width:
             self.table = np.pad(self.table, ((0, 0), (0, 0), (0, max(most, 2 * width) - width)))
@@ -72,10 +68,8 @@ class BlockTable:
         self._changed.append(at)
 
     def make_room(self, ahead: np.ndarray) -> None:
-        """Allocate pages so that every head has room for the next entries of its slot.
-
-        ahead: for each slot, how many entries a head may gain.
-        """
+        """Allocate pages so that every head has room for the next entries of its slot. ahead: for each slot, how many
+        entries a head may gain."""
         room, wanted = self.pages * PAGE, self.lengths + np.resize(ahead, len(self.lengths))[:, None]
         short = np.nonzero((wanted > room).any(axis=1))[0]
         if short.size:
@@ -121,10 +115,8 @@ class BlockTable:
         return (page[..., None] * PAGE + within).flatten(-2)[..., :count].contiguous()
 
     def live(self, rows: np.ndarray) -> torch.Tensor:
-        """Return the pool's indices [b, n], int64, of the n entries of each row, ordered by head and place.
-
-        Different heads of a row may hold different numbers of entries, but each head holds the same number in all rows.
-        """
+        """Return the pool's indices [b, n], int64, of the n entries of each row, ordered by head and place. Different
+        heads of a row may hold different numbers of entries, but each head holds the same number in all rows."""
         head, place = upload(np.stack(_listed(self.lengths[rows[0]])), self.device).unbind()
         page = self.table_on_device()[upload(rows, self.device)[:, None], head, place // PAGE]
         return page.long() * PAGE + place % PAGE
@@ -137,8 +129,6 @@ class BlockTable:
 
 def _listed(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return two arrays with an element for each place: its owner, and its number among the places of this owner.
-
-    counts: [m], how many places each owner has; numbers begin at 0. Both arrays are int64 and ordered by owner.
-    """
+    counts: [m], how many places each owner has; numbers begin at 0. Both arrays are int64 and ordered by owner."""
     owner = np.repeat(np.arange(len(counts)), counts)
     return owner, np.arange(len(owner)) - (counts.cumsum() - counts)[owner]

@@ -24,10 +24,8 @@ MOST_MOVED = 64  # entries that a program of `_move` copies in each tensor, if t
 
 
 def counted(keep: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return how many entries each head keeps and how many of these must move, both [b, Hk] int64.
-
-    keep: [b, Hk, n] bool, the entries that stay.
-    """
+    """Return how many entries each head keeps and how many of these must move, both [b, Hk] int64. keep: [b, Hk, n]
+    bool, the entries that stay."""
     kept, _, moved = _listed(keep, 0, 0)[0].view(3, *keep.shape[:2])
     return kept, moved
 
@@ -77,10 +75,8 @@ def compact(
 
 
 def _listed(keep: torch.Tensor, fewest: int, places: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what `_list` stores: facts [3, h] int64, and lists [2, h, places] int32 of sources and of targets.
-
-    The facts of a head: the entries that it keeps, how many it lacks to reach `fewest`, and how many must move.
-    """
+    """Return what `_list` stores: facts [3, h] int64, and lists [2, h, places] int32 of sources and of targets. The
+    facts of a head: the entries that it keeps, how many it lacks to reach `fewest`, and how many must move."""
     heads, n = keep.shape[:2].numel(), keep.shape[2]
     facts = torch.empty(3, heads, dtype=torch.int64, device=keep.device)
     lists = torch.empty(2, heads, places, dtype=torch.int32, device=keep.device)
@@ -121,10 +117,8 @@ def _list(KEEP, FACTS, LISTS, n, places, fewest, TILE: tl.constexpr):  # type: i
 
 @triton.jit
 def _at(place, row, TABLE, width, PAGE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the index, int64, at which the tensors hold the entry at `place` of a head.
-
-    row: the head's index after axes [rows, Hk] are flattened.
-    """
+    """Return the index, int64, at which the tensors hold the entry at `place` of a head. row: the head's index after
+    axes [rows, Hk] are flattened."""
     if PAGE:
         return tl.load(TABLE + row * width + place // PAGE).to(tl.int64) * PAGE + place % PAGE
     return row * width + place

@@ -109,10 +109,8 @@ def sum_marks(method: Method, interval: int, sums: bool) -> tuple[int, ...]:
 
 
 def stored_queries(method: Method, interval: int, longest: int, sums: bool = False) -> tuple[int, int]:
-    """Return how many of the newest queries a layer stores: while a prompt is read, and in each slot afterwards.
-
-    sums: see `sums_attention`.
-    """
+    """Return how many of the newest queries a layer stores: while a prompt is read, and in each slot afterwards. sums:
+    see `sums_attention`."""
     decode = method.during("decode")
     trigger, needs = decode.trigger(interval), decode.needs()
     after = 0
@@ -125,9 +123,7 @@ def stored_queries(method: Method, interval: int, longest: int, sums: bool = Fal
 
 def stored_hidden(method: Method, interval: int, longest: int) -> tuple[int, int]:
     """Return how many of the newest hidden states a layer stores: while a prompt is read, and in each slot afterwards.
-
-    When a prompt is read layer by layer, only the layer being read stores more hidden states than a slot does.
-    """
+    When a prompt is read layer by layer, only the layer being read stores more hidden states than a slot does."""
     decode = method.during("decode")
     after = 0 if decode.trigger(interval).growth is None else decode.needs().hidden
     before = max(method.during("prefill").needs().prompt_hidden, after)
@@ -229,11 +225,8 @@ def shape_of(
     states: tuple[StateShape, ...] = (),
     sums: bool = False,
 ) -> Shape:
-    """Return the size of a cache for sequences of these lengths.
-
-    geometry: the model's geometry, not the result of `fit`. states: the shapes of the recurrent layers' states. sums:
-    see `sums_attention`.
-    """
+    """Return the size of a cache for sequences of these lengths. geometry: the model's geometry, not the result of
+    `fit`. states: the shapes of the recurrent layers' states. sums: see `sums_attention`."""
     group = largest_group(geometry)
     rows = capacity(method, budget, interval, lengths, group)
     return Shape(
@@ -260,9 +253,7 @@ def make_cache(
     layout: Layout = "auto",
 ) -> SlotCache:
     """Return an empty cache. layout: "auto" is dense if the method keeps equally many entries in all heads, else paged.
-
-    Raises UserError for the dense layout if the method may keep unequal numbers of entries in different heads.
-    """
+    Raises UserError for the dense layout if the method may keep unequal numbers of entries in different heads."""
     if layout == "auto":
         layout = "dense" if method.uniform else "paged"
     if layout == "dense" and not method.uniform:

@@ -219,10 +219,8 @@ class PagedCache(SlotCache):
         return float(sum(stack.blocks.entries[slot] for stack in self.stacks)) / max(1, self._heads)
 
     def settle(self, sizes: Mapping[int, int]) -> None:
-        """Drop the entries that the method's decisions (`Cut`) do not keep. `sizes` is not used.
-
-        One copy from the device brings the numbers of kept entries and the results of delayed checks (`checks.read`).
-        """
+        """Drop the entries that the method's decisions (`Cut`) do not keep. `sizes` is not used. One copy from the
+        device brings the numbers of kept entries and the results of delayed checks (`checks.read`)."""
         cuts = [(stack, cut) for stack in self.stacks for cut in stack.cuts()]
         if not cuts:
             return

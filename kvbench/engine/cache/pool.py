@@ -49,9 +49,7 @@ class Pool:
 
 
 def pages(layers: Sequence[LayerGeometry], shape: Shape) -> int:
-    """Return how many pages suffice for all slots: for every head, the pages of `shape.rows` entries, and one more.
-
-    The extra page is needed because `shape.rows` is a mean over heads, and each head's last page may be partly filled.
-    """
+    """Return how many pages suffice for all slots: for every head, the pages of `shape.rows` entries, and one more. The
+    extra page is needed because `shape.rows` is a mean over heads, and each head's last page may be partly filled."""
     heads = sum(g.kv_heads for g in layers)
     return shape.slots * heads * (-(-shape.rows // PAGE) + 1)

@@ -101,10 +101,8 @@ class PromptCache:
         probe: Probe | None = None,
         own: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> LayerView:
-        """Build the method's view of the first `rows` entries per head of a layer.
-
-        probe: the probe that the model reads, None outside probes; own: keys and positions of the probe's tokens.
-        """
+        """Build the method's view of the first `rows` entries per head of a layer. probe: the probe that the model
+        reads, None outside probes; own: keys and positions of the probe's tokens."""
         b = len(self.noise_keys)
         seen, prompt_len, evictions, noise_key = self._facts_on(layer.keys.device)
         batch = Batch(
@@ -133,10 +131,8 @@ class PromptCache:
     def hand_over(
         self, layer: PromptLayer, queries: torch.Tensor, positions: torch.Tensor, end: int, rows: int
     ) -> None:
-        """Let the method observe a block of queries of the prompt.
-
-        end: the position of the last query + 1. This query sees the first `rows` entries of every head.
-        """
+        """Let the method observe a block of queries of the prompt. end: the position of the last query + 1. This query
+        sees the first `rows` entries of every head."""
         before, self.seen = self.seen, end
         layer.write(self.rules.method.observe(self.view(layer, queries, positions, rows)))
         self.seen = before
@@ -177,10 +173,8 @@ class PromptCache:
         self.noise_keys = [noise.signed64(key) for key in noise_keys]
 
     def tick(self, growth: int | None) -> None:
-        """If the method needs every query, let it observe the queries since the last tick. Then call `reduce`.
-
-        growth: number of tokens read since the last tick; None: 0.
-        """
+        """If the method needs every query, let it observe the queries since the last tick. Then call `reduce`. growth:
+        number of tokens read since the last tick; None: 0."""
         if self.acting.needs().queries == "since_last":
             for g in self.evicting:
                 layer = self.layers[g.index]
@@ -189,10 +183,8 @@ class PromptCache:
         self.reduce()
 
     def evicted_by(self, method: Method) -> PromptCache:
-        """Return a copy of the cache for probes, evicted by `method` under the same budget.
-
-        Nothing is evicted if the trigger of `method` demands no eviction.
-        """
+        """Return a copy of the cache for probes, evicted by `method` under the same budget. Nothing is evicted if the
+        trigger of `method` demands no eviction."""
         rules = replace(self.rules, method=method, weights={}, elsewhere={})
         other = PromptCache(
             self.geometry,
@@ -228,10 +220,8 @@ class PromptCache:
         return sum(self.layers[g.index].held() for g in self.evicting) / max(1, len(self.evicting))
 
     def _facts_on(self, device: torch.device) -> tuple[torch.Tensor, ...]:
-        """Return `seen`, `prompt_len`, `evictions` and `noise_keys` on a device, each [b].
-
-        Consecutive views with the same numbers share the tensors, so each layer needs no new copy to the device.
-        """
+        """Return `seen`, `prompt_len`, `evictions` and `noise_keys` on a device, each [b]. Consecutive views with the
+        same numbers share the tensors, so each layer needs no new copy to the device."""
         b = len(self.noise_keys)
         facts = [[self.seen] * b, [self.prompt_len] * b, [self.evictions] * b, self.noise_keys]
         if self._facts is None or self._facts[0] != (device, facts):

@@ -109,10 +109,8 @@ class PromptLayer:
         self.rows = end
 
     def keep(self, mask: torch.Tensor, counts: np.ndarray) -> None:
-        """Keep the entries that `mask` [b, Hk, rows] marks; drop all others and free their memory.
-
-        counts: [b, Hk], how many entries each head keeps.
-        """
+        """Keep the entries that `mask` [b, Hk, rows] marks; drop all others and free their memory. counts: [b, Hk], how
+        many entries each head keeps."""
         longest = int(counts.max())
         # A stable sort moves the kept entries to the front without changing their order.
         order = (~mask).view(torch.uint8).argsort(dim=-1, stable=True)[..., :longest]
@@ -153,10 +151,8 @@ class PromptLayer:
         self._replace(lambda x: x[:, :, : self.rows].clone())
 
     def forget_before(self, position: int, end: int) -> None:
-        """Drop the entries before `position`, which the sliding window no longer covers.
-
-        The layer must hold the entries of the newest tokens without a gap. end: the position after the newest token.
-        """
+        """Drop the entries before `position`, which the sliding window no longer covers. The layer must hold the
+        entries of the newest tokens without a gap. end: the position after the newest token."""
         last = self.rows
         first = min(max(0, position - (end - last)), last)
         if first or last < self.keys.shape[2]:

@@ -148,9 +148,7 @@ class RowPlaces:
 
 def _fill(ring: torch.Tensor, newest: torch.Tensor, index: torch.Tensor, seen: int) -> None:
     """Store one sequence's newest vectors [heads, w, D], oldest first, in several slots' rings [S, heads, width, D].
-
-    index: the slots; seen: tokens of the sequence. The vector of position p goes to place p % width.
-    """
+    index: the slots; seen: tokens of the sequence. The vector of position p goes to place p % width."""
     if width := ring.shape[2]:
         count = min(width, newest.shape[1])
         at = torch.arange(seen - count, seen, device=index.device) % width
@@ -264,24 +262,18 @@ class SlotCache(ABC):
 
     @abstractmethod
     def settle(self, sizes: Mapping[int, int]) -> None:
-        """Finish the eviction of some slots, after `Stack.compact` was called for all their layers.
-
-        sizes: maps each of these slots to the entries per head that it may keep.
-        """
+        """Finish the eviction of some slots, after `Stack.compact` was called for all their layers. sizes: maps each of
+        these slots to the entries per head that it may keep."""
 
     @abstractmethod
     def live_bytes(self, slot: int) -> int:
-        """Return the bytes that a slot's sequence uses now: `stored_bytes` and all entries, also of sliding windows.
-
-        In a paged cache, a page that holds an entry counts as a whole.
-        """
+        """Return the bytes that a slot's sequence uses now: `stored_bytes` and all entries, also of sliding windows. In
+        a paged cache, a page that holds an entry counts as a whole."""
 
     @abstractmethod
     def extra_bytes(self, slot: int) -> int:
         """Return the part of `live_bytes` that holds neither keys nor values: positions, columns, `stored_bytes`.
-
-        Sliding-window layers store no positions and no columns.
-        """
+        Sliding-window layers store no positions and no columns."""
 
     @abstractmethod
     def bytes(self) -> int:
@@ -292,9 +284,7 @@ class SlotCache(ABC):
 
     def fixed_bytes(self, seen: int) -> int:
         """Return the bytes of a slot that no eviction frees: `stored_bytes`, and the entries of sliding-window layers.
-
-        seen: tokens that the slot's sequence has read.
-        """
+        seen: tokens that the slot's sequence has read."""
         return self.stored_bytes + sum(min(seen, rows) * size for rows, size in self._rings)
 
     @cached_property
@@ -306,10 +296,7 @@ class SlotCache(ABC):
     @cached_property
     def stored_bytes(self) -> int:
         """Bytes of one slot's stored queries, hidden states and attention sums, and of its states, both the method's
-        and the model's.
-
-        The number does not depend on the slot's tokens.
-        """
+        and the model's. The number does not depend on the slot's tokens."""
         return sum(layer.extra_bytes() for layer in self.layers) + self.state_bytes
 
     @cached_property

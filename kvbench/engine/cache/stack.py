@@ -145,17 +145,13 @@ class Stack(ABC):
 
     @abstractmethod
     def shown(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return, for each row, how many places per head a view shows, and whether some heads have fewer entries.
-
-        rows: [b]; or [b, L] for views that each show L rows, padded to equally many places.
-        """
+        """Return, for each row, how many places per head a view shows, and whether some heads have fewer entries. rows:
+        [b]; or [b, L] for views that each show L rows, padded to equally many places."""
 
     @abstractmethod
     def filled(self, rows: np.ndarray) -> np.ndarray:
-        """Return a number per row, [b]. One call of `complete` takes only rows with equal numbers.
-
-        In a dense cache the number is the row's entries per head. In a paged cache it is 0 for every row.
-        """
+        """Return a number per row, [b]. One call of `complete` takes only rows with equal numbers. In a dense cache the
+        number is the row's entries per head. In a paged cache it is 0 for every row."""
 
     @abstractmethod
     def complete(self, batch: RowBatch, new: int) -> None:
@@ -163,10 +159,8 @@ class Stack(ABC):
 
     @abstractmethod
     def entries(self, batch: RowBatch, *, keys: bool = True, values: bool = True) -> Rows:
-        """Return the entries of the batch's rows, with their columns.
-
-        keys, values: whether to read K and V; the result holds NaN in place of what is not read.
-        """
+        """Return the entries of the batch's rows, with their columns. keys, values: whether to read K and V; the result
+        holds NaN in place of what is not read."""
 
     @abstractmethod
     def write_column(self, batch: RowBatch, name: str, value: torch.Tensor) -> None:
@@ -178,10 +172,8 @@ class Stack(ABC):
 
 
 def _newest(ring: torch.Tensor, batch: RowBatch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the newest `count` vectors [b, heads, count, D] of the batch's rows, and their positions [b, count].
-
-    The vectors come from a ring [rows, heads, width, D], oldest first.
-    """
+    """Return the newest `count` vectors [b, heads, count, D] of the batch's rows, and their positions [b, count]. The
+    vectors come from a ring [rows, heads, width, D], oldest first."""
     _, heads, width, dim = ring.shape
     positions = batch.seen[:, None] - count + torch.arange(count, device=batch.seen.device)
     if count == 0:
@@ -232,10 +224,8 @@ def placeholder(x: torch.Tensor, *size: int) -> torch.Tensor:
 
 
 def scratch_bytes(device: torch.device, total: int) -> int:
-    """Return the bytes of scratch that one view of an eviction may take, on a device with `total` bytes of memory.
-
-    Rows that need more scratch are divided among several views; no decision depends on this division.
-    """
+    """Return the bytes of scratch that one view of an eviction may take, on a device with `total` bytes of memory. Rows
+    that need more scratch are divided among several views; no decision depends on this division."""
     return min(SCRATCH_BYTES[device.type], total // SCRATCH_SHARE)
 
 
@@ -270,10 +260,8 @@ def moves(holes: torch.Tensor, movers: torch.Tensor, places: int) -> tuple[torch
 
 
 def copy_rows(tensors: Sequence[torch.Tensor], source: torch.Tensor, to: torch.Tensor) -> None:
-    """Copy the rows `source` [n] of each tensor [rows] or [rows, D] to its rows `to` [n]; no index is negative.
-
-    All rows are read before any is written. A row may be written several times if its sources are equal.
-    """
+    """Copy the rows `source` [n] of each tensor [rows] or [rows, D] to its rows `to` [n]; no index is negative. All
+    rows are read before any is written. A row may be written several times if its sources are equal."""
     for tensor in tensors:
         if tensor.device.type == "cpu" and tensor.dim() == 2 and tensor.numel():
             # To numpy a row is one item, which it copies about 1.5 times as fast as torch copies D numbers.

@@ -73,19 +73,15 @@ Draw = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Sampling], torch.Tens
 
 
 def splits(rows: int, heads: int) -> int:
-    """Return how many GPU programs divide a head of up to `rows` entries among themselves.
-
-    heads: S * Hk, the heads that decode at once.
-    """
+    """Return how many GPU programs divide a head of up to `rows` entries among themselves. heads: S * Hk, the heads
+    that decode at once."""
     wanted = max(-(-PROGRAMS // heads), -(-rows // LONGEST_SHARE))
     return max(1, min(wanted, -(-rows // SHORTEST_SHARE)))
 
 
 def decode_with(backend: Backend, cache: SlotCache) -> Decode:
-    """Return a backend's attention function for a cache.
-
-    Raises SetupError if this installation lacks the backend, UserError if the backend does not support the cache.
-    """
+    """Return a backend's attention function for a cache. Raises SetupError if this installation lacks the backend,
+    UserError if the backend does not support the cache."""
     if backend == "triton":
         _check_triton(backend)
         from kvbench.engine.kernels.decode import decode as triton_decode
@@ -104,9 +100,7 @@ def decode_with(backend: Backend, cache: SlotCache) -> Decode:
 
 def draw_with(backend: Backend) -> Draw | None:
     """Return the function that draws tokens on a GPU; None for the backend "torch", which draws by `sampler.draw`.
-
-    Raises SetupError if triton is not installed and the backend is not "torch".
-    """
+    Raises SetupError if triton is not installed and the backend is not "torch"."""
     if backend == "torch":
         return None
     _check_triton(backend)

@@ -123,10 +123,8 @@ def _best(  # type: ignore[no-untyped-def]
     LOGITS, stride, vocabulary, temperature, SMALLEST, KEYS, key_stride, STEPS, step_stride, SCORES, TOKENS, parts,
     FILTERS: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
-    """Find, in one part of the vocabulary, the allowed token with the largest sum of scaled logit and Gumbel noise.
-
-    A token with a logit of NaN or +inf beats all others.
-    """
+    """Find, in one part of the vocabulary, the allowed token with the largest sum of scaled logit and Gumbel noise. A
+    token with a logit of NaN or +inf beats all others."""
     row, part = tl.program_id(0), tl.program_id(1)
     ids = part * PART + tl.arange(0, PART)
     z = _scaled(LOGITS, row, stride, ids, vocabulary, temperature)

@@ -40,10 +40,8 @@ PLAIN = (True, False, None, "gaussian", "orthogonal", "eva")  # `init_lora_weigh
 
 
 def check(adapter: Adapter, model: Any) -> None:
-    """Raise UserError if an adapter does not fit a model.
-
-    model: on the meta device; the adapter stays attached to this model.
-    """
+    """Raise UserError if an adapter does not fit a model. model: on the meta device; the adapter stays attached to this
+    model."""
     with safe_open(adapter.weights, "pt") as file:
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     _attach(model, adapter, {name: torch.empty(shape, device="meta") for name, shape in shapes.items()})

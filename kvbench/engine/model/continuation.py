@@ -23,10 +23,8 @@ TOKENS = 4
 
 
 def check_continues(model: Any, states: Sequence[StateShape]) -> None:
-    """Raise UserError if a layer does not read its former state in a pass over further tokens.
-
-    model: on the meta device.
-    """
+    """Raise UserError if a layer does not read its former state in a pass over further tokens. model: on the meta
+    device."""
     if not states:
         return
     meta = torch.device("meta")

@@ -85,10 +85,8 @@ def with_parts(shape: ModelShape, division: Division | None) -> ModelShape:
 
 
 def mover(device_map: str, device: str) -> Callable[[Any], Any] | None:
-    """Return a function that moves a loaded model to its devices, for the argument `move` of `load`.
-
-    The result is None for device map "none".
-    """
+    """Return a function that moves a loaded model to its devices, for the argument `move` of `load`. The result is None
+    for device map "none"."""
 
     def move(model: Any) -> Any:
         division = divide(model.config, device_map, device, model.dtype)
@@ -141,10 +139,8 @@ def _divided(model: Any) -> Division:
 
 
 def _spread(model: Any) -> dict[str, int]:
-    """Return the GPU of each part of a model.
-
-    Raises SetupError when the weights do not fit into the share `WEIGHTS` of the GPUs' memory.
-    """
+    """Return the GPU of each part of a model. Raises SetupError when the weights do not fit into the share `WEIGHTS` of
+    the GPUs' memory."""
     from accelerate import infer_auto_device_map
     from accelerate.utils import compute_module_sizes
 

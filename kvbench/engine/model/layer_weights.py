@@ -21,10 +21,8 @@ NAMES: dict[LayerWeight, tuple[str, ...]] = {"o_proj": ("o_proj", "out_proj", "d
 
 
 def refuse_quantised(name: str, method: Method, config: Any) -> None:
-    """Raise UserError if a method reads matrices that stay quantised in memory. name: the method's name.
-
-    config: the model's transformers configuration.
-    """
+    """Raise UserError if a method reads matrices that stay quantised in memory. name: the method's name. config: the
+    model's transformers configuration."""
     form = quantised.form_of(config.to_dict()) if method.needs().layer_weights else None
     if form is not None and form.kept:
         raise UserError(

@@ -65,10 +65,8 @@ class LoadedModel:
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device named "auto", "cpu", "cuda" or "cuda:N".
-
-    Raises UserError for another name, SetupError when the device is not visible.
-    """
+    """Return the device named "auto", "cpu", "cuda" or "cuda:N". Raises UserError for another name, SetupError when the
+    device is not visible."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
@@ -201,10 +199,8 @@ def load_draft(target: LoadedModel, name: str) -> LoadedModel:
 
 
 def prepare(model: Any, tokenizer: Any) -> LoadedModel:
-    """Check a model in memory, and return it as a LoadedModel.
-
-    model: may be wrapped by peft. Raises UserError when the model's architecture is not supported.
-    """
+    """Check a model in memory, and return it as a LoadedModel. model: may be wrapped by peft. Raises UserError when the
+    model's architecture is not supported."""
     model = _unwrapped(model)
     parameter = next(model.parameters())
     if parameter.device.type == "cuda":

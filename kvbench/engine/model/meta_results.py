@@ -75,10 +75,8 @@ def _described(argument: Any) -> Any:
 
 
 def _result(described: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> Any:
-    """Return what is remembered of an operation's result on the meta device; None if it may not be remembered.
-
-    It may not, for example, if the result is a view, or if the call changed the size of an argument.
-    """
+    """Return what is remembered of an operation's result on the meta device; None if it may not be remembered. It may
+    not, for example, if the result is a view, or if the call changed the size of an argument."""
     given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     if not given or described != _described(args):
         return None

@@ -22,10 +22,8 @@ Norm = Callable[[torch.Tensor], torch.Tensor]
 
 @contextlib.contextmanager
 def fused_norms(model: Any) -> Iterator[int]:
-    """Inside the `with` block, use torch's operator in the RMS norms of a float32 model on a CPU.
-
-    Yields the number of norms that use it.
-    """
+    """Inside the `with` block, use torch's operator in the RMS norms of a float32 model on a CPU. Yields the number of
+    norms that use it."""
     first = next(model.parameters(), None)
     modules = model.modules() if first is not None and first.device.type == "cpu" else ()
     fused = {module: norm for module in modules if (norm := _fused(module)) and _equal(module, norm)}

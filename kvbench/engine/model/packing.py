@@ -57,9 +57,7 @@ def large_linears(model: Any) -> list[Any]:
 
 def packed_from(bytes_of_all: int, dtype: torch.dtype) -> int | None:
     """Return the smallest number of rows for which a model's large linear layers are packed on a CPU; None: never.
-
-    bytes_of_all: bytes of all weights of the model; they must not be quantised.
-    """
+    bytes_of_all: bytes of all weights of the model; they must not be quantised."""
     usable = torch.backends.mkldnn.is_available() and bytes_of_all <= MOST_BYTES
     if dtype == torch.bfloat16 and not (usable and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
         return None

@@ -60,10 +60,8 @@ def draw(weights: Weights, model: Any) -> dict[str, torch.Tensor]:
 
 
 def shapes_of(weights: Weights, model: Any) -> dict[str, tuple[int, ...]]:
-    """Return the shapes that a method's weights or table have for a model, by tensor name.
-
-    Raises UserError for a kind of weights whose shapes are unknown.
-    """
+    """Return the shapes that a method's weights or table have for a model, by tensor name. Raises UserError for a kind
+    of weights whose shapes are unknown."""
     ours = model_fields(model.config)
     if isinstance(weights, LearnedWeights):
         return fit_adapter(weights.shapes(ours), model)
@@ -76,10 +74,8 @@ def shapes_of(weights: Weights, model: Any) -> dict[str, tuple[int, ...]]:
 
 
 def filled(method: Method, name: str, empty: Any, value: Callable[[], str]) -> Method:
-    """Return the method with its option `name` set to `value()` if the option's value is `empty`.
-
-    In a combined method, each part whose option `name` has the value `empty` gets `value()`.
-    """
+    """Return the method with its option `name` set to `value()` if the option's value is `empty`. In a combined method,
+    each part whose option `name` has the value `empty` gets `value()`."""
     if isinstance(method, Combined):
         first, second = (filled(part, name, empty, value) for part in (method.first, method.second))
         return dataclasses.replace(method, first=first, second=second)

@@ -87,10 +87,8 @@ class ModelShape:
         return plain if self.traced is None else max(plain, self.traced(tokens, dtype))
 
     def weight_bytes(self, element: int) -> int:
-        """Return the bytes of all weights in memory.
-
-        element: bytes of one weight; not used if the weights stay quantised in memory (`stored`).
-        """
+        """Return the bytes of all weights in memory. element: bytes of one weight; not used if the weights stay
+        quantised in memory (`stored`)."""
         return self.parameters * element if self.stored is None else self.stored.total
 
     def bytes_read(self, element: int, slots: int) -> float:
@@ -109,10 +107,8 @@ class ModelShape:
 
 
 def read_shape(config: Any) -> ModelShape:
-    """Return the shape of a model from its configuration, without weights (on the meta device).
-
-    Raises UserError when the model is not supported, ProbeFailed when the layers can be read only from a loaded model.
-    """
+    """Return the shape of a model from its configuration, without weights (on the meta device). Raises UserError when
+    the model is not supported, ProbeFailed when the layers can be read only from a loaded model."""
     model = on_meta(config)
     geometry, states = read_layers(model)
     check_continues(model, states)
@@ -126,9 +122,7 @@ def shape_of_model(model: Any) -> ModelShape:
 
 def known_shape(config: Any, load: Callable[[], LoadedModel]) -> tuple[ModelShape, LoadedModel | None]:
     """Return the shape of a model from its configuration; if the model's code fails on meta tensors, load the model.
-
-    Also return the model if it was loaded. Raises KVBenchError when the model is not supported or cannot be loaded.
-    """
+    Also return the model if it was loaded. Raises KVBenchError when the model is not supported or cannot be loaded."""
     try:
         return read_shape(config), None
     except ProbeFailed:
@@ -158,10 +152,8 @@ def estimate_shape(config: Any) -> ModelShape:
 
 
 def on_meta(config: Any) -> Any:
-    """Build the model without weights, in bfloat16, a dtype that every operator accepts on the meta device.
-
-    Raises UserError when the model is not supported, ProbeFailed when its code needs weights.
-    """
+    """Build the model without weights, in bfloat16, a dtype that every operator accepts on the meta device. Raises
+    UserError when the model is not supported, ProbeFailed when its code needs weights."""
     refuse_unsupported(config)
     kind = auto_class(config)
     try:
@@ -256,10 +248,8 @@ def _width(model: Any, decoder: Any) -> int:
 
 
 def _routed_experts(model: Any) -> Iterator[torch.Tensor]:
-    """Yield the weights of routed experts, which transformers stacks per layer: [experts, rows, columns].
-
-    The number of experts comes from the module, else from the configuration.
-    """
+    """Yield the weights of routed experts, which transformers stacks per layer: [experts, rows, columns]. The number of
+    experts comes from the module, else from the configuration."""
     configured = _first(model.config.get_text_config(), EXPERTS)
     for module in model.modules():
         experts = getattr(module, "num_experts", configured)

@@ -83,10 +83,8 @@ def config_hash(config: Any) -> str:
 def save_weights(
     path: Path, kind: str, tensors: Mapping[str, torch.Tensor], base: Base, *, made: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Write a file of weights in float32 and its card; return the card.
-
-    made: the card's facts on how the weights were made. Raises SetupError when a file cannot be written.
-    """
+    """Write a file of weights in float32 and its card; return the card. made: the card's facts on how the weights were
+    made. Raises SetupError when a file cannot be written."""
     data = save({name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()})
     card = {
         "format": FORMAT,
@@ -152,11 +150,8 @@ def load_weights(
 
 
 def find(weights: Weights, model_folder: Path | None, model: str = "MODEL") -> Path:
-    """Return the path of the weights that a method needs. model: the model's name, for the error text.
-
-    Raises an error when the file is missing: UserError if the weights must be trained and no path was given, else
-    SetupError.
-    """
+    """Return the path of the weights that a method needs. model: the model's name, for the error text. Raises an error
+    when the file is missing: UserError if the weights must be trained and no path was given, else SetupError."""
     file = f"{weights.kind}.safetensors"
     if weights.path == "auto":
         path = None if model_folder is None else model_folder / file

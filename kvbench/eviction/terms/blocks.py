@@ -13,10 +13,7 @@ FLOATS = 1 << 18  # numbers of a block's largest buffer
 
 def in_blocks(x: torch.Tensor, floats: int, compute: Callable[[slice], torch.Tensor]) -> torch.Tensor:
     """Return the results of `compute` for all rows of x [b, ...], joined. `compute` gets a slice of rows; on a GPU it
-    is called once, for all rows.
-
-    floats: how many numbers the largest buffer of `compute` holds per row.
-    """
+    is called once, for all rows. floats: how many numbers the largest buffer of `compute` holds per row."""
     rows = max(1, len(x) if on_gpu(x) else FLOATS // max(1, floats))
     results = [compute(slice(first, first + rows)) for first in range(0, max(1, len(x)), rows)]
     return results[0] if len(results) == 1 else torch.cat(results)

@@ -96,10 +96,8 @@ def scorer_inputs(
 
 
 def drop_scores(weights: Mapping[str, torch.Tensor], layer: int | torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
-    """Return the scorer's output phi [b, Hk, N] for inputs [b, Hk, N, D]; large: evict.
-
-    inputs: one tensor, or the parts that `scorer_inputs` returns. layer: see `LayerView.layer_index`.
-    """
+    """Return the scorer's output phi [b, Hk, N] for inputs [b, Hk, N, D]; large: evict. inputs: one tensor, or the
+    parts that `scorer_inputs` returns. layer: see `LayerView.layer_index`."""
     of_layer = [weights[name][layer].float() for name in ("w1", "b1", "w2", "b2")]  # [(b,) Hk, ...]
     _, heads, n, _ = inputs[0].shape
 

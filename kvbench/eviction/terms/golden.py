@@ -82,10 +82,8 @@ def upcoming(attention: torch.Tensor) -> torch.Tensor:
 
 
 def golden_evictions(attention: torch.Tensor, budget: int, interval: int) -> GoldenTrace:
-    """Return the oracle's evictions, one per block, each from a cache of `budget` + `interval` entries.
-
-    attention: from `block_attention`. Of entries with equal future attention, the oracle drops the older one.
-    """
+    """Return the oracle's evictions, one per block, each from a cache of `budget` + `interval` entries. attention: from
+    `block_attention`. Of entries with equal future attention, the oracle drops the older one."""
     heads, blocks, total = attention.shape
     alpha = upcoming(attention)
     alive = torch.arange(total, device=attention.device).expand(heads, -1)

@@ -51,10 +51,8 @@ def wanted(names: Iterable[str], module: str) -> dict[str, tuple[int, str]]:
 
 
 def dimensions(module: str, name: str) -> int | None:
-    """Return the number of dimensions of a released tensor; None for an unknown name.
-
-    A scorer has one network per KV head, so its tensors have one dimension more than a gate's.
-    """
+    """Return the number of dimensions of a released tensor; None for an unknown name. A scorer has one network per KV
+    head, so its tensors have one dimension more than a gate's."""
     if module == SCORER:
         return {name: 3 if name.endswith("weight") else 2 for name in SCORERS}.get(name)
     if module == SURROGATE:
@@ -64,10 +62,8 @@ def dimensions(module: str, name: str) -> int | None:
 
 
 def gate_kinds(layer: Mapping[str, torch.Tensor]) -> list[Gate]:
-    """Return the kinds of gate whose released tensors have the names in `layer`.
-
-    The tensors of rg and rg2 have the same names, so these names give both kinds.
-    """
+    """Return the kinds of gate whose released tensors have the names in `layer`. The tensors of rg and rg2 have the
+    same names, so these names give both kinds."""
     return [gate for gate, names in GATES.items() if layer.keys() == names.keys() | {"bias"}]
 
 

@@ -7,10 +7,8 @@ from kvbench.lazy import torch
 
 
 def ranks(score: torch.Tensor, positions: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
-    """Return each entry's rank by score within its head, [b, Hk, N] int64: 0 for the largest score.
-
-    Entries that are not in the mask `among` come last, in no particular order; their scores may be NaN.
-    """
+    """Return each entry's rank by score within its head, [b, Hk, N] int64: 0 for the largest score. Entries that are
+    not in the mask `among` come last, in no particular order; their scores may be NaN."""
     key = order_key(torch.where(among, score, 0.0), positions).masked_fill(~among, torch.iinfo(torch.int64).min)
     return key.argsort(dim=-1, descending=True).argsort(dim=-1)
 

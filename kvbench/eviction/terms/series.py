@@ -60,9 +60,7 @@ def series(view: LayerView, reach: int, *, over: Literal["mean", "max"], trig: b
 
 def standardised(score: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
     """Standardise the scores [b, Hk, g, N] of each query head: subtract their mean, divide by their standard deviation.
-
-    Only the entries in `among` count in the mean and in the standard deviation.
-    """
+    Only the entries in `among` count in the mean and in the standard deviation."""
     count = among.sum(dim=-1, keepdim=True).clamp_min(1)
     picked = torch.where(among, score.double(), 0.0)  # double, so that padding does not change the rounded sums
     centred = score.double() - picked.sum(dim=-1, keepdim=True) / count

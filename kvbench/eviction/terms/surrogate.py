@@ -19,10 +19,8 @@ SHARE = 8  # hidden size of the model / width of the hidden layer, by default
 
 
 def surrogate_shapes(model: Sizes, width: int | None = None) -> Shapes:
-    """Return the shapes of a surrogate's tensors for a model.
-
-    width: units of the hidden layer. 0: the linear form, which has no hidden layer. None: an eighth of the hidden size.
-    """
+    """Return the shapes of a surrogate's tensors for a model. width: units of the hidden layer. 0: the linear form,
+    which has no hidden layer. None: an eighth of the hidden size."""
     layers, heads, size = model["num_hidden_layers"], model["num_key_value_heads"], model["hidden_size"]
     if width == 0:
         return {"out.weight": (layers, heads, size), "out.bias": (layers, heads)}

@@ -156,11 +156,8 @@ def _by_kernel(
 
 
 def reduced_group(sums: torch.Tensor, how: Reduce | None) -> torch.Tensor:
-    """Reduce attention that was summed over queries, [b, Hk, g, N], over the g query heads; None keeps the axis.
-
-    Raises ValueError for "max" and "min": a maximum or minimum over heads must be taken before the sum over
-    queries.
-    """
+    """Reduce attention that was summed over queries, [b, Hk, g, N], over the g query heads; None keeps the axis. Raises
+    ValueError for "max" and "min": a maximum or minimum over heads must be taken before the sum over queries."""
     if how in ("max", "min"):
         raise ValueError(f"attention summed over the queries has no {how} over query heads; give reduce_g mean or sum")
     return sums if how is None else _reduce(sums, how, dim=2)
@@ -186,10 +183,8 @@ def _bias(times: torch.Tensor, query_positions: torch.Tensor) -> torch.Tensor:
 
 
 def _logits(queries: torch.Tensor, keys: torch.Tensor, scaling: float, softcap: float | None) -> torch.Tensor:
-    """Return the logits of queries [b, Hq, r, d] and keys [b, Hk, N, d] as [b, Hk, g, r, N].
-
-    The queries of a group are stacked, so each KV head needs one matrix product.
-    """
+    """Return the logits of queries [b, Hq, r, d] and keys [b, Hk, N, d] as [b, Hk, g, r, N]. The queries of a group are
+    stacked, so each KV head needs one matrix product."""
     b, hq, r, d = queries.shape
     hk, n = keys.shape[1:3]
     stacked = queries.reshape(b, hk, hq // hk * r, d).float() * scaling
@@ -199,9 +194,7 @@ def _logits(queries: torch.Tensor, keys: torch.Tensor, scaling: float, softcap: 
 
 def _join(blocks: list[torch.Tensor], how: Reduce | None) -> torch.Tensor:
     """Merge the results of blocks of r queries, [..., r, N]: reduce over all queries, or concatenate if `how` is None.
-
-    For a mean this returns the sum over the queries; the caller divides it.
-    """
+    For a mean this returns the sum over the queries; the caller divides it."""
     if how is None:
         return torch.cat(blocks, dim=-2)
     how = "sum" if how == "mean" else how

@@ -62,10 +62,8 @@ class WindowVote(Method):
 
     @property
     def by_rank(self) -> bool:
-        """Whether entries are stored in score order, as in R-KV's code.
-
-        If so, the method also runs at a tick at which the sequence holds exactly its budget.
-        """
+        """Whether entries are stored in score order, as in R-KV's code. If so, the method also runs at a tick at which
+        the sequence holds exactly its budget."""
         return self.compat == "reference"
 
     def needs(self) -> Needs:
@@ -101,10 +99,8 @@ class WindowVote(Method):
         return score, {MEMORY.name: torch.where(among, score, float("nan"))}
 
     def order(self, view: LayerView) -> torch.Tensor:
-        """Return the order in which pooling sees the entries, as indices [b, Hk, N].
-
-        This is text order, or with `by_rank` the storage order of the released code.
-        """
+        """Return the order in which pooling sees the entries, as indices [b, Hk, N]. This is text order, or with
+        `by_rank` the storage order of the released code."""
         return slot_order(view) if self.by_rank else view.text_order()
 
     def ranked(

@@ -88,10 +88,8 @@ class Moment:
 
     @property
     def due(self) -> bool:
-        """Whether more tokens were read than the budget has entries; True without a budget.
-
-        The value is the same for all methods at one budget.
-        """
+        """Whether more tokens were read than the budget has entries; True without a budget. The value is the same for
+        all methods at one budget."""
         return self.chosen.budget is None or self.seen > entries(self.chosen.budget, self.prompt)
 
 
@@ -188,11 +186,8 @@ class MethodAnalysis(Analysis):
     override the Python methods that they need."""
 
     def moment(self, moment: Moment) -> None:
-        """Receive the entries that the eviction method holds.
-
-        Called when a block of the answers (`--interval` tokens) begins, after any eviction at this point, and at the
-        end of the answers.
-        """
+        """Receive the entries that the eviction method holds. Called when a block of the answers (`--interval` tokens)
+        begins, after any eviction at this point, and at the end of the answers."""
 
     def attended(self, look: Look) -> None:
         """Receive the attention of at most 16 successive queries to the entries that the eviction method holds."""
@@ -235,10 +230,8 @@ def choose(names: Sequence[str]) -> list[type[Analysis]]:
 
 
 def top_mass(paid: torch.Tensor) -> torch.Tensor:
-    """Return a mask [..., N] of the fewest tokens that together get at least the share MASS of the attention.
-
-    paid: the attention to N tokens, along the last dimension. Of tokens with equal attention, older tokens come first.
-    """
+    """Return a mask [..., N] of the fewest tokens that together get at least the share MASS of the attention. paid: the
+    attention to N tokens, along the last dimension. Of tokens with equal attention, older tokens come first."""
     ordered = paid.sort(dim=-1, descending=True, stable=True)
     before = ordered.values.cumsum(dim=-1) - ordered.values
     wanted = before < MASS * ordered.values.sum(dim=-1, keepdim=True)
@@ -266,8 +259,6 @@ def fixed(value: float | None, digits: int = 3) -> str:
 
 
 def cells(row: Row, *names: str, digits: int = 3) -> list[str]:
-    """Return the values of a row of results in the columns `names`, as text for a table.
-
-    Floats get `digits` decimals, and None becomes "-".
-    """
+    """Return the values of a row of results in the columns `names`, as text for a table. Floats get `digits` decimals,
+    and None becomes "-"."""
     return [fixed(v, digits) if v is None or isinstance(v, float) else str(v) for v in map(row.__getitem__, names)]

@@ -24,9 +24,7 @@ Heat = Mapping[str, Mapping[str, Mapping[str, float | None]]]  # by panel, row a
 
 def with_error(row: Row, figure: str) -> dict[str, float]:
     """Return the value in the column `figure` of a row of results as a dictionary for a plot; {} if there is no value.
-
-    `y` is the value. If its standard error is known, `low` and `high` are the ends of its error bar.
-    """
+    `y` is the value. If its standard error is known, `low` and `high` are the ends of its error bar."""
     value, error = row[figure], row.get(f"{figure}_se")
     if value is None:
         return {}
@@ -60,10 +58,8 @@ def lines(
 
 
 def _across(title: str, places: Sequence[float], log: bool) -> dict[str, Any]:
-    """Return the x axis of a figure of lines. log: whether the axis is logarithmic.
-
-    places: the x values of the points. A logarithmic axis has a mark at each of them, a linear axis at round numbers.
-    """
+    """Return the x axis of a figure of lines. log: whether the axis is logarithmic. places: the x values of the points.
+    A logarithmic axis has a mark at each of them, a linear axis at round numbers."""
     lines: dict[str, Any] = {"grid": False, "format": ",~r"}
     if log:
         scale = {"type": "log", "base": 2, "nice": False, "padding": 8}
@@ -86,10 +82,8 @@ def bars(name: str, title: str, points: Sequence[dict[str, Any]], *, x: str, abo
 
 
 def heat(name: str, title: str, panels: Heat, *, x: str, value: str, about: str = "") -> list[Figure]:
-    """Return a list with one figure, heat maps of shares from 0 to 1; [] if every share is None.
-
-    A square whose share is None stays empty.
-    """
+    """Return a list with one figure, heat maps of shares from 0 to 1; [] if every share is None. A square whose share
+    is None stays empty."""
     squares: list[dict[str, Any]] = [
         {"panel": panel, "row": row, "column": column, "share": share}
         for panel, rows in panels.items()

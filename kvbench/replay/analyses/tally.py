@@ -27,10 +27,8 @@ class Tally:
         self._sums: dict[Key, dict[str, NDArray[np.float64]]] = {}
 
     def add(self, key: Key, traces: Sequence[int], **sums: torch.Tensor | float) -> None:
-        """Add numbers to the sums of one key, for some traces. traces: indices into `Study.traces`.
-
-        sums: what to add, by the sum's name: a tensor with one number per trace, or one number for every trace.
-        """
+        """Add numbers to the sums of one key, for some traces. traces: indices into `Study.traces`. sums: what to add,
+        by the sum's name: a tensor with one number per trace, or one number for every trace."""
         import numpy as np
 
         known = self._sums.setdefault(key, {})

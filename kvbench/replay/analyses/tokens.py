@@ -85,10 +85,8 @@ class Tokens(MethodAnalysis):
             )
 
     def _chosen(self, moment: Moment) -> bool:
-        """Return whether the page shows this moment, at which a block begins.
-
-        It shows up to `SHOWN` of the blocks before which more tokens were read than fit into the budget.
-        """
+        """Return whether the page shows this moment, at which a block begins. It shows up to `SHOWN` of the blocks
+        before which more tokens were read than fit into the budget."""
         budget = moment.chosen.budget
         most = 0 if budget is None else entries(budget, moment.prompt)
         due = [i for i in range(moment.count) if moment.prompt + i * self.study.interval > most]
@@ -145,8 +143,6 @@ def _look(row: Row) -> tuple[str, str, int]:
 
 
 def _plain(text: str) -> str:
-    """Return untrusted text as HTML without markup, control characters and text-direction characters.
-
-    A visible sign stands before each line end.
-    """
+    """Return untrusted text as HTML without markup, control characters and text-direction characters. A visible sign
+    stands before each line end."""
     return html.escape("\u21b5\n".join(terminal.clean(line) for line in text.split("\n")))

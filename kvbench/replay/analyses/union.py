@@ -88,10 +88,8 @@ class Union(AttentionAnalysis):
 
 
 def _ranks(paid: torch.Tensor) -> torch.Tensor:
-    """Return each token's rank (0: most attention) divided by the number of tokens. paid: attention, [..., N].
-
-    Of tokens with equal attention, older tokens come first.
-    """
+    """Return each token's rank (0: most attention) divided by the number of tokens. paid: attention, [..., N]. Of
+    tokens with equal attention, older tokens come first."""
     order = paid.sort(dim=-1, descending=True, stable=True).indices
     places = torch.arange(paid.shape[-1], device=paid.device, dtype=torch.float32) / paid.shape[-1]
     return torch.empty_like(paid).scatter_(-1, order, places.expand_as(paid))

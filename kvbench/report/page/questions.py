@@ -89,9 +89,7 @@ def read(report: ScoreReport, tables: Sequence[Scored], recorded: set[tuple[str,
 
 def chosen(tables: Sequence[Scored], recorded: set[tuple[str, str]]) -> list[str]:
     """Return the questions of a task to show, at most MOST_QUESTIONS, in the order that the module's docstring states.
-
-    tables: all tables of the task. recorded: the (task, question) pairs that have recorded decisions.
-    """
+    tables: all tables of the task. recorded: the (task, question) pairs that have recorded decisions."""
     spread: dict[str, float] = {}  # for each question the largest spread of its scores in any table
     unlike: dict[str, set[tuple[int, int]]] = {}  # by question: cells that differ from their table's first
     for number, scored in enumerate(tables):

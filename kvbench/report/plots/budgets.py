@@ -64,10 +64,7 @@ UNITS = (
 
 def against_budgets(measure: Measure, points: Sequence[Point], methods: Sequence[str]) -> Iterator[Figure]:
     """Yield a figure for budgets in entries, and another for budgets as shares of the prompt. A figure without points
-    is left out.
-
-    methods: all methods of the report, in the order of their colours.
-    """
+    is left out. methods: all methods of the report, in the order of their colours."""
     known = [p for p in points if p[measure.field] is not None]
     for unit in UNITS:
         at = [p | {"kind": "cell", "x": p[unit.field] * unit.factor} for p in known if p[unit.field] is not None]

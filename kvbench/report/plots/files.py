@@ -12,10 +12,8 @@ from kvbench.store.files import reason, replacing
 
 
 def write(figures: Sequence[Figure], folder: Path) -> list[Path]:
-    """Write every figure with its caption into a folder; return the paths of the written files.
-
-    Raises SetupError if a file cannot be written.
-    """
+    """Write every figure with its caption into a folder; return the paths of the written files. Raises SetupError if a
+    file cannot be written."""
     paths = []
     try:
         folder.mkdir(parents=True, exist_ok=True)

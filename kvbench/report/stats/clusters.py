@@ -121,10 +121,8 @@ class Clusters:
         return np.asarray(sums / np.sqrt(self.variances(values) if self.lopsided else 1 - self.sizes / self.questions))
 
     def variances(self, values: Floats) -> Floats:
-        """Return the variance of each cluster's sum of values.
-
-        It follows from the variance between clusters and the variance within clusters (`components`).
-        """
+        """Return the variance of each cluster's sum of values. It follows from the variance between clusters and the
+        variance within clusters (`components`)."""
         between, within = self.components(values)
         return within * self.sizes + between * self.sizes**2
 

@@ -24,11 +24,8 @@ SHARES = 32  # number of 0/1 trials that stand for a score between 0 and 1
 
 
 def edge_interval(scores: Scores, means: Floats, repeats: float, level: float) -> tuple[float, float]:
-    """Return the ends of the confidence interval, at `level`, of a mean score near 0 or 1.
-
-    means: the mean score of each question. repeats: how many questions together count as one observation
-    (`Clusters.repeats`).
-    """
+    """Return the ends of the confidence interval, at `level`, of a mean score near 0 or 1. means: the mean score of
+    each question. repeats: how many questions together count as one observation (`Clusters.repeats`)."""
     import numpy as np
     from scipy.special import expit, logsumexp
 

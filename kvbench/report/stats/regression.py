@@ -49,11 +49,8 @@ class Regression:
         return self.paired.diff
 
     def drop(self, alpha: float, *, stages: int = 1) -> float:
-        """Return the smallest true drop that all stages together find with 80% power.
-
-        A stage is a test with a seed of its own. alpha: the one-sided level of all stages together. stages: the number
-        of stages.
-        """
+        """Return the smallest true drop that all stages together find with 80% power. A stage is a test with a seed of
+        its own. alpha: the one-sided level of all stages together. stages: the number of stages."""
         return self.paired.drop(2 * alpha ** (1 / stages), POWER ** (1 / stages))
 
 
@@ -73,11 +70,8 @@ def regression(
 
 
 def both(first: float, second: float) -> float:
-    """Return one p-value for two stages, which are independent tests, from their p-values.
-
-    This p-value is at most a if and only if both p-values are at most sqrt(a), which has probability a if nothing
-    changed.
-    """
+    """Return one p-value for two stages, which are independent tests, from their p-values. This p-value is at most a if
+    and only if both p-values are at most sqrt(a), which has probability a if nothing changed."""
     return max(first, second) ** 2
 
 

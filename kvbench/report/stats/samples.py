@@ -55,10 +55,8 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 
 
 def mean_pass_at_k(scores: Scores, k: int) -> float:
-    """Return pass@k averaged over questions. A sample counts as right when its score is 1.
-
-    Raises ValueError if a question has fewer than k samples.
-    """
+    """Return pass@k averaged over questions. A sample counts as right when its score is 1. Raises ValueError if a
+    question has fewer than k samples."""
     return sum(pass_at_k(len(q), sum(s == 1 for s in q), k) for q in scores) / len(scores)
 
 

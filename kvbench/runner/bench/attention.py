@@ -76,10 +76,8 @@ def fastest(times: Sequence[AttentionTime]) -> Backend | None:
 
 
 def record(engine: Engine) -> list[Call]:
-    """Return the attention calls of the engine's next step, one per layer.
-
-    To record the calls, the function runs a step in which every result of attention is zero.
-    """
+    """Return the attention calls of the engine's next step, one per layer. To record the calls, the function runs a
+    step in which every result of attention is zero."""
     calls: list[Call] = []
     scratch: dict[tuple[torch.Size, torch.device], torch.Tensor] = {}
 

@@ -29,10 +29,8 @@ class Capacity:
             self.device, self.machine = torch.device("cuda"), replace(machine, memory=setting.memory)
 
     def fitting(self, method: Method, budget: Budget | None, load: Load) -> int:
-        """Return how many sequences of this load fit into memory according to the plan; 0 if not even one fits.
-
-        Raises UserError if the engine cannot serve the method on this model.
-        """
+        """Return how many sequences of this load fit into memory according to the plan; 0 if not even one fits. Raises
+        UserError if the engine cannot serve the method on this model."""
         try:
             plan = plan_cell(
                 self.shape,

@@ -15,10 +15,8 @@ Result = TypeVar("Result")
 
 
 def forked(work: Callable[[], Result]) -> Result:
-    """Run `work` in a fork of this process, and return its result or raise its KVBenchError.
-
-    Raises SetupError if memory runs out in the fork, and KVBenchError if the fork ends without a result.
-    """
+    """Run `work` in a fork of this process, and return its result or raise its KVBenchError. Raises SetupError if
+    memory runs out in the fork, and KVBenchError if the fork ends without a result."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
 

@@ -122,11 +122,8 @@ class Measured:
 
 
 def speed(timings: Sequence[Timing], stretch: int | None) -> Speed:
-    """Return the speed over several rounds.
-
-    timings: one generation per round, either the first of every round or the second of every round. stretch: see
-    `Setting`.
-    """
+    """Return the speed over several rounds. timings: one generation per round, either the first of every round or the
+    second of every round. stretch: see `Setting`."""
     rates = [timing.rate for timing in timings]
     decoded = [timing.decode_rate for timing in timings if timing.decode_rate is not None]
     per_stretch = zip(*(timing.costs for timing in timings), strict=True)
@@ -161,10 +158,8 @@ def rise(costs: Sequence[Cost]) -> float | None:
 
 
 def evictions(timings: Sequence[Timing]) -> Evictions:
-    """Return the figures about evictions. timings: one `Timing` per generation of the engine.
-
-    `seconds` is the median over the generations; the other figures are taken over all generations together.
-    """
+    """Return the figures about evictions. timings: one `Timing` per generation of the engine. `seconds` is the median
+    over the generations; the other figures are taken over all generations together."""
     usages = [usage for timing in timings for usage in timing.usages]
     evicting, decoding = sum(u.evict_seconds for u in usages), sum(u.decode_seconds for u in usages)
     return Evictions(

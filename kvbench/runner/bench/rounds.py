@@ -159,10 +159,8 @@ class Contest:
         return system.run(ids, tokens)
 
     def apart(self, work: Callable[[], Result]) -> Result:
-        """Run `work` in a forked process, with the setting's number of threads; return its result.
-
-        On CUDA, which does not survive a fork, run it in this process.
-        """
+        """Run `work` in a forked process, with the setting's number of threads; return its result. On CUDA, which does
+        not survive a fork, run it in this process."""
 
         def threaded() -> Result:
             torch.set_num_threads(self.setting.threads)

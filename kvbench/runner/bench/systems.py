@@ -59,10 +59,8 @@ class System(ABC):
         self.run(ids, min(WARM_UP, tokens))
 
     def attention(self, ids: torch.Tensor, tokens: int, bandwidth: float) -> tuple[AttentionTime, ...]:
-        """Time the attention of a decode step with each backend; () for a baseline, and on a CPU.
-
-        bandwidth: bytes that a copy moves per second.
-        """
+        """Time the attention of a decode step with each backend; () for a baseline, and on a CPU. bandwidth: bytes that
+        a copy moves per second."""
         return ()
 
 

@@ -145,9 +145,7 @@ class Coordinator:
 
     def _replace(self, worker: str, state: WorkerState, why: str) -> None:
         """Put the unfinished jobs of a lost worker back among the waiting jobs. `_start` replaces the worker if needed.
-
-        Raises SetupError if no worker starts or too many workers were lost, see `run`.
-        """
+        Raises SetupError if no worker starts or too many workers were lost, see `run`."""
         self.lost += 1
         known = self._rows_at_loss
         self._tail.refresh()

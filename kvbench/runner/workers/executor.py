@@ -93,10 +93,8 @@ class Executor(Protocol):
     ahead: int | None
 
     def start(self, worker: str) -> None:
-        """Start a worker of this name; it replaces a lost worker of the same name.
-
-        Raises SetupError if the worker cannot be started.
-        """
+        """Start a worker of this name; it replaces a lost worker of the same name. Raises SetupError if the worker
+        cannot be started."""
 
     def send(self, worker: str, jobs: Sequence[Job]) -> None:
         """Give a ready worker more jobs. If the worker has died, `events` yields or has yielded a `Lost` for it."""

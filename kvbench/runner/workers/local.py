@@ -111,9 +111,7 @@ class LocalExecutor:
 
 def main() -> None:
     """Run a worker's process: execute the jobs that arrive through its link to the coordinator, until the link closes.
-
-    The arguments of the process are the link's file descriptor and the worker's name.
-    """
+    The arguments of the process are the link's file descriptor and the worker's name."""
     number, worker = sys.argv[1:]
     link = Connection(int(number))
     with signals.handled():

@@ -41,10 +41,8 @@ class Placement:
             raise SetupError(f"--executor {self.name} needs {package}: pip install 'kvbench[{self.name}]'.")
 
     def alone(self) -> Placement:
-        """Return the placement of a run whose model is divided among all GPUs: this process executes all jobs.
-
-        Raises UserError if the user asked for several workers or for a cluster.
-        """
+        """Return the placement of a run whose model is divided among all GPUs: this process executes all jobs. Raises
+        UserError if the user asked for several workers or for a cluster."""
         if self.name != "local" or self.workers not in (None, 1):
             option = f"--workers {self.workers}" if self.name == "local" else f"--executor {self.name}"
             raise UserError(

@@ -137,11 +137,8 @@ class RayExecutor:
             yield replace(event, worker=worker)
 
     def stop(self, seconds: float) -> None:
-        """Let all actors end their workers at the same time, then end the actors.
-
-        Also leave the cluster, unless this process was connected to Ray before the run; a cluster that the run itself
-        started ends then.
-        """
+        """Let all actors end their workers at the same time, then end the actors. Also leave the cluster, unless this
+        process was connected to Ray before the run; a cluster that the run itself started ends then."""
         with suppress(self._errors):
             ends = [actor.stop.remote(seconds) for actor in self._actors.values()]
             if ends:
@@ -169,10 +166,8 @@ class RayExecutor:
 
 
 def _connect(ray: Any, address: str, cpus: int) -> None:
-    """Connect to a cluster, or start one on this machine.
-
-    cpus: the least number of CPUs to declare for a new cluster.
-    """
+    """Connect to a cluster, or start one on this machine. cpus: the least number of CPUs to declare for a new
+    cluster."""
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address == OWN:
         options |= {

@@ -20,11 +20,8 @@ _TEXT = """#!/bin/bash
 
 
 def script(command: Sequence[str], name: str, out: str, shards: int, parameters: Parameters, *, gpus: bool) -> str:
-    """Return a script for sbatch: a Slurm array with one Slurm job per shard.
-
-    command: the words of the user's command line after ``kvbench``. name: the run's name. out: its results folder.
-    gpus: whether a Slurm job needs a GPU.
-    """
+    """Return a script for sbatch: a Slurm array with one Slurm job per shard. command: the words of the user's command
+    line after ``kvbench``. name: the run's name. out: its results folder. gpus: whether a Slurm job needs a GPU."""
     flags = {"job_name": f"kvbench-{name}", "array": f"1-{shards}", "open_mode": "append", "requeue": "true"}
     if gpus and not names_gpus(parameters):
         flags["gpus_per_node"] = "1"

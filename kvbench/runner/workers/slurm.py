@@ -50,10 +50,8 @@ class Share:
         self._workers: LocalExecutor | None = None
 
     def __call__(self) -> list[Event]:
-        """Execute the jobs, and return the worker's events.
-
-        The events are a `Done` per finished job, warnings and, if the worker ended early, a `Lost` or `Failed`.
-        """
+        """Execute the jobs, and return the worker's events. The events are a `Done` per finished job, warnings and, if
+        the worker ended early, a `Lost` or `Failed`."""
         saved = read_journal(Path(self._order.out) / self._order.name).done
         left = [job.without(saved) for job in self._jobs]
         if not any(job.keys for job in left):
@@ -73,10 +71,8 @@ class Share:
             self._workers.stop(SAVING)
 
     def checkpoint(self) -> Any:
-        """Save the finished rows, and return the call that the requeued Slurm job is to make.
-
-        submitit calls this method when Slurm is about to end the Slurm job.
-        """
+        """Save the finished rows, and return the call that the requeued Slurm job is to make. submitit calls this
+        method when Slurm is about to end the Slurm job."""
         if self._workers is not None:
             self._workers.stop(SAVING)
         return importlib.import_module("submitit").helpers.DelayedSubmission(Share(self._order, self._jobs))
@@ -157,10 +153,8 @@ class SlurmExecutor:
         self._shares[worker] = list(jobs)
 
     def release(self, worker: str) -> None:
-        """Forget a worker that has received no jobs yet.
-
-        A worker with jobs is left alone, because its Slurm job ends by itself after these jobs.
-        """
+        """Forget a worker that has received no jobs yet. A worker with jobs is left alone, because its Slurm job ends
+        by itself after these jobs."""
         self._fresh = [fresh for fresh in self._fresh if fresh != worker]
 
     def events(self, seconds: float) -> Iterator[Event]:
@@ -233,9 +227,7 @@ class SlurmExecutor:
 
     def stop(self, seconds: float) -> None:
         """Cancel the Slurm jobs, whose workers then save their rows. Wait up to `seconds` for the Slurm jobs to end.
-
-        Then remove submitit's folder, if every submitted share had ended before the call and no worker was lost.
-        """
+        Then remove submitit's folder, if every submitted share had ended before the call and no worker was lost."""
         deadline = time.monotonic() + seconds
         self._cancel_all()
         signals.not_at_end(self._cancel_all)

@@ -20,11 +20,8 @@ Parameters = Mapping[str, tuple[str, ...]]
 
 
 def parse_parameters(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Return the values of each parameter, by its name with underscores. Raises UserError for invalid text.
-
-    texts: the values of ``--slurm``, such as "partition=gpu,time=240". A comma ends a value only if another NAME=
-    follows.
-    """
+    """Return the values of each parameter, by its name with underscores. Raises UserError for invalid text. texts: the
+    values of ``--slurm``, such as "partition=gpu,time=240". A comma ends a value only if another NAME= follows."""
     found: dict[str, tuple[str, ...]] = {}
     for pair in (pair for text in texts for pair in re.split(r",(?=[a-z][a-z0-9_-]*=)", text)):
         if not (match := _PAIR.fullmatch(pair)):
@@ -50,11 +47,8 @@ def names_gpus(parameters: Parameters) -> bool:
 
 
 def for_submitit(parameters: Parameters, valid: Iterable[str], *, gpus: bool) -> dict[str, Any]:
-    """Return the arguments for submitit's `AutoExecutor.update_parameters`.
-
-    valid: names of parameters that submitit knows; submitit passes all other parameters to sbatch unchanged. gpus:
-    whether a Slurm job needs a GPU.
-    """
+    """Return the arguments for submitit's `AutoExecutor.update_parameters`. valid: names of parameters that submitit
+    knows; submitit passes all other parameters to sbatch unchanged. gpus: whether a Slurm job needs a GPU."""
     given: dict[str, Any] = {
         name: list(values) if name in LINES else _typed(values[0])
         for name, values in parameters.items()

@@ -51,11 +51,8 @@ class Worker:
     def run(
         self, jobs: Iterable[Job], *, show: Callable[[Figures], None], say: Notice, ended: Callable[[int], object]
     ) -> None:
-        """Execute jobs.
-
-        show: receives figures, a few times per second. say: receives warnings of one line. ended: called after each job
-        with the number of the job's rows that were saved.
-        """
+        """Execute jobs. show: receives figures, a few times per second. say: receives warnings of one line. ended:
+        called after each job with the number of the job's rows that were saved."""
         with Journal(self._run_dir, rows_before=None) as journal:
             Runner(self._plan, show, say).run(self._loaded, journal, jobs, ended)
 

@@ -46,10 +46,8 @@ class WorkerState:
         return not self.active and self.starts >= TRIES
 
     def ended(self, starts: int) -> WorkerState:
-        """Return the new state after this worker was lost or released.
-
-        starts: how often the worker was started since it was last ready; the new state stores this number.
-        """
+        """Return the new state after this worker was lost or released. starts: how often the worker was started since
+        it was last ready; the new state stores this number."""
         return WorkerState(starts=starts, rows_before=self.rows, tokens_before=self.tokens)
 
     def measure(self, figures: Figures) -> None:

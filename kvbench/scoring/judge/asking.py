@@ -54,11 +54,8 @@ class Asked(Generic[T]):
 
 
 def ask(judge: Judge, prompt: tuple[Any, ...], read: Callable[[str], T | None]) -> Asked[T]:
-    """Ask the judge until a reply holds a verdict, at most `TRIES` times.
-
-    prompt: the arguments of `Judge.ask`. read: returns the verdict in a reply, or None; it receives the reply without
-    its thinking block.
-    """
+    """Ask the judge until a reply holds a verdict, at most `TRIES` times. prompt: the arguments of `Judge.ask`. read:
+    returns the verdict in a reply, or None; it receives the reply without its thinking block."""
     invalid, value, model = 0, None, ""
     while value is None and invalid < TRIES:
         reply = judge.ask(*prompt)

@@ -80,10 +80,8 @@ def _prompt(doc: Doc, answers: Answers, turn: int) -> str:
 
 
 def _disarm(answer: str) -> str:
-    """Put brackets in place of the braces around a dictionary of scores in an answer.
-
-    If the judge quotes the answer, these scores then do not count as the judge's.
-    """
+    """Put brackets in place of the braces around a dictionary of scores in an answer. If the judge quotes the answer,
+    these scores then do not count as the judge's."""
     return _VERDICT.sub(r"[\1]", answer)
 
 

@@ -84,10 +84,8 @@ class Endpoint:
         return self._read(status, body)
 
     async def _post(self, request: Mapping[str, Any]) -> tuple[int, Mapping[str, str], str]:
-        """Send the request and return the status, headers and body of the server's response.
-
-        Uses asyncio, whose time limit covers connection, headers and body together.
-        """
+        """Send the request and return the status, headers and body of the server's response. Uses asyncio, whose time
+        limit covers connection, headers and body together."""
         address = f"{self.url.rstrip('/').removesuffix('/chat/completions')}/chat/completions"
         headers = {"Accept-Encoding": "identity"}  # a compressed body could unpack to more than BODY_LIMIT
         async with (
@@ -111,10 +109,8 @@ class Endpoint:
         return os.environ.get(self.key_env, "").strip()
 
     def _read(self, status: int, body: str) -> Reply:
-        """Return the judge's reply in a server's response.
-
-        Raises JudgeError if the response holds no reply, KeyRefused for a refused key.
-        """
+        """Return the judge's reply in a server's response. Raises JudgeError if the response holds no reply, KeyRefused
+        for a refused key."""
         if status in REFUSED:
             refused, empty = f"refused the key in {self.key_env}", f"needs a key, but {self.key_env} is empty"
             said = refused if self._key() else empty

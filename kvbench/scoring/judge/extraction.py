@@ -12,10 +12,8 @@ FILE = BUNDLED / "mathvista" / "extract_answer.txt"
 
 @judged
 def extract(judge: Judge, query: str, response: str) -> Asked[str] | Score:
-    """Return the answer that the judge finds in a model's `response` to a `query`.
-
-    If all replies of the judge are empty, return a score without a value instead.
-    """
+    """Return the answer that the judge finds in a model's `response` to a `query`. If all replies of the judge are
+    empty, return a score without a value instead."""
     examples = FILE.read_text(encoding="utf-8").strip()
     asked = ask(judge, ("", f"{examples}\n\n{query}\n\n{response}\n\nExtracted answer: "), _stripped)
     return failed("the judge's replies are empty") if asked.value is None else asked

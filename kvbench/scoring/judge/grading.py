@@ -25,9 +25,7 @@ OUTCOMES = {1.0: "win", 0.5: "tie", 0.0: "loss"}
 @judged
 def rate(judge: Judge, doc: Doc, answers: Answers) -> Score:
     """Return the judge's ratings of a conversation: value = mean rating / 10, aux `rating_1`, ... = each turn's rating.
-
-    A turn without a rating has no aux value. `judged` makes the caller pass a run's `Services` in place of `judge`.
-    """
+    A turn without a rating has no aux value. `judged` makes the caller pass a run's `Services` in place of `judge`."""
     asked = [ask(judge, prompts.single(doc, answers, turn), _rating) for turn in range(len(doc.turns))]
     return _score(asked, "rating", scale=HIGHEST, label="{:g}".format, mode="single")
 

@@ -33,10 +33,8 @@ _lock = threading.Lock()
 
 
 def check(services: Services, task: Task) -> None:
-    """Check the judge's settings in `services` without a request. task: a task that needs the judge.
-
-    Raises UserError for invalid settings, SetupError if httpx, tenacity or the folder of a local judge is missing.
-    """
+    """Check the judge's settings in `services` without a request. task: a task that needs the judge. Raises UserError
+    for invalid settings, SetupError if httpx, tenacity or the folder of a local judge is missing."""
     if services.judge is None:
         raise UserError(
             f"task {quote(task.name)} needs a judge: --judge URL --judge-model NAME with its key in an environment "
@@ -65,11 +63,8 @@ def _check_judge(services: Services, judge: str) -> None:
 
 
 def connect(services: Services) -> Judge | None:
-    """Return the judge that the settings name; None if they name no judge.
-
-    Equal settings always give the same object. If this call makes the judge, it checks the settings
-    and raises as `check` does.
-    """
+    """Return the judge that the settings name; None if they name no judge. Equal settings always give the same object.
+    If this call makes the judge, it checks the settings and raises as `check` does."""
     if services.judge is None or _is_none(services.judge):
         return None
     with _lock:

@@ -64,10 +64,8 @@ def extract(text: str) -> str | None:
 
 
 def grade(program: str, tests: Sequence[Test], sandbox: Sandbox) -> Verdict:
-    """Run a program on at most `TESTS` of its tests, up to the first that fails.
-
-    Raises SetupError if the compiler does not work here, BoxError if no binary can run in the sandbox.
-    """
+    """Run a program on at most `TESTS` of its tests, up to the first that fails. Raises SetupError if the compiler does
+    not work here, BoxError if no binary can run in the sandbox."""
     _check(sandbox)
     binary = compiled(program)
     if binary is None:

@@ -102,26 +102,20 @@ class Box:
             raise
 
     def load(self, harness: str, program: str, options: Mapping[str, Any] | None = None) -> None:
-        """Send the driver the harness and the program for the runs that follow.
-
-        options: the argument of the harness's function `setup`.
-        """
+        """Send the driver the harness and the program for the runs that follow. options: the argument of the harness's
+        function `setup`."""
         code = inside.sent(harness, "harness.py", self.tier.same_python)
         message = {"harness": code, "program": program, "options": dict(options or {})}
         self._talk(b"L", json.dumps(message).encode(), START_SECONDS)
 
     def run(self, stdin: bytes = b"", *, seconds: float, output: int | None = None) -> Outcome:
-        """Run the program once, to its end. seconds: limit of wall-clock time.
-
-        The program may print `output` or `Limits.output` bytes, whichever is more.
-        """
+        """Run the program once, to its end. seconds: limit of wall-clock time. The program may print `output` or
+        `Limits.output` bytes, whichever is more."""
         return self._talk(b"N", stdin, seconds, cpu=math.ceil(seconds) + 1, output=output)
 
     def open(self, *, seconds: float, total: float) -> Outcome:
-        """Start the program in a process that answers requests (`ask`).
-
-        seconds: limit of wall-clock time for the start. total: limit of processor time of the process, in seconds.
-        """
+        """Start the program in a process that answers requests (`ask`). seconds: limit of wall-clock time for the
+        start. total: limit of processor time of the process, in seconds."""
         return self._talk(b"O", b"", seconds, cpu=math.ceil(total) + 1)
 
     def ask(self, question: bytes, *, seconds: float, output: int | None = None) -> Outcome:
@@ -209,9 +203,7 @@ class Box:
 @contextlib.contextmanager
 def _stack(size: int) -> Iterator[None]:
     """Set the limit of this process's stack to `size` bytes inside the ``with`` block, which starts a child process.
-
-    The child inherits the limit. The kernel places the child's stack at the start, so a later limit would not help.
-    """
+    The child inherits the limit. The kernel places the child's stack at the start, so a later limit would not help."""
     with _stack_lock:
         soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
         wanted = size if hard == resource.RLIM_INFINITY else min(size, hard)

@@ -57,10 +57,8 @@ def installed(folder: str) -> list[str]:
 
 @functools.cache
 def package(name: str) -> tuple[str, ...]:
-    """Return a package's folder and, if it exists, the folder of the libraries that the package bundles.
-
-    The result is () if the package is not installed or is a single file.
-    """
+    """Return a package's folder and, if it exists, the folder of the libraries that the package bundles. The result is
+    () if the package is not installed or is a single file."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         return ()

@@ -33,10 +33,8 @@ class Plan:
         return [argument for _, group in self.outer for argument in group]
 
     def steps(self) -> list[list[Any]]:
-        """Return the steps inside the program's process (`inner`) as JSON data for the driver.
-
-        The step `seccomp` gets its system-call filter.
-        """
+        """Return the steps inside the program's process (`inner`) as JSON data for the driver. The step `seccomp` gets
+        its system-call filter."""
         return [[name, _filter(self.opened) if name == "seccomp" else value] for name, value in self.inner]
 
 
@@ -70,10 +68,8 @@ def drop_root(shown: list[str]) -> list[Step]:
 
 
 def lock(*rules: Step) -> list[Step]:
-    """Return the steps that follow the resource limits and the change of user.
-
-    rules: the tier's own steps, which are inserted before the last two steps.
-    """
+    """Return the steps that follow the resource limits and the change of user. rules: the tier's own steps, which are
+    inserted before the last two steps."""
     steps = ("seals", "session", "environment", "parent")
     return [*((name, None) for name in steps), *rules, ("descriptors", None), ("seccomp", None)]
 

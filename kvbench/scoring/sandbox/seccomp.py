@@ -55,11 +55,8 @@ _REFUSE, _PASS = _end(_ERRNO | _EPERM), _end(_ALLOW)
 
 
 def _one_of(argument: int, values: Iterable[int]) -> list[_Instruction]:
-    """Return instructions that allow a call if the low 32 bits of an argument are in `values`.
-
-    The high 32 bits may have any value: the kernel ignores them in every call that has this rule. argument: the
-    argument's index.
-    """
+    """Return instructions that allow a call if the low 32 bits of an argument are in `values`. The high 32 bits may
+    have any value: the kernel ignores them in every call that has this rule. argument: the argument's index."""
     tests = [step for value in values for step in ((_JEQ, 0, 1, value), _PASS)]
     return [_low(argument), *tests, _REFUSE]
 

@@ -29,11 +29,8 @@ class Sandbox:
 
     @contextlib.contextmanager
     def box(self, packages: Sequence[str] = (), *, compiled: bool = False) -> Iterator[Box]:
-        """Yield a box for one program. Raises BoxError.
-
-        If one box of the tier serves many programs (`Tier.shared`), the box stays open for later programs. compiled:
-        whether the program is a binary; the box then allows `exec`.
-        """
+        """Yield a box for one program. Raises BoxError. If one box of the tier serves many programs (`Tier.shared`),
+        the box stays open for later programs. compiled: whether the program is a binary; the box then allows `exec`."""
         limits = Limits()
         plan = self.tier.plan(limits, packages)
         if compiled:
@@ -67,10 +64,8 @@ _kept = _Kept()
 
 @functools.cache
 def choose(unsafe: bool = False) -> Sandbox:
-    """Return the strongest tier that works. Raises SetupError if no tier works.
-
-    unsafe: if no tier works, but the tier "none" can run on this system, return the tier "none" instead.
-    """
+    """Return the strongest tier that works. Raises SetupError if no tier works. unsafe: if no tier works, but the tier
+    "none" can run on this system, return the tier "none" instead."""
     refused = []
     for kind in TIERS:
         tier = kind()

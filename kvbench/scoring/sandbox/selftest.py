@@ -59,10 +59,8 @@ class SelfTest:
 
 
 def selftest(tier: Tier, *, limits: Limits = PROBE_LIMITS, plan: Plan | None = None) -> SelfTest:
-    """Run the escapes in a tier, if the tier can run here, and return the result.
-
-    plan: the lockdown to test; None: the tier's own. kvbench's tests pass lockdowns that lack a part.
-    """
+    """Run the escapes in a tier, if the tier can run here, and return the result. plan: the lockdown to test; None: the
+    tier's own. kvbench's tests pass lockdowns that lack a part."""
     reason = tier.missing()
     problems = [reason] if reason else _probe(tier, limits, plan or tier.plan(limits))
     names = sorted([*(escape.name for escape in escapes.INNER), escapes.NAMESPACES.name, "state"])

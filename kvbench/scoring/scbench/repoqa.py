@@ -32,11 +32,8 @@ Needle = tuple[str, str]  # a wanted function's name and text
 
 
 def score_function(output: str, language: str, name: str, needles: Sequence[Needle]) -> float:
-    """Return 1 if the output repeats the function of this name, else 0.
-
-    language: the repository's programming language. needles: all functions that questions on the repository ask
-    about, each with name and text.
-    """
+    """Return 1 if the output repeats the function of this name, else 0. language: the repository's programming
+    language. needles: all functions that questions on the repository ask about, each with name and text."""
     function = first_function(output, language)
     best, best_name = 0.0, None
     for needle_name, needle in needles:
@@ -54,10 +51,8 @@ def similarity(function: str, needle: str) -> float:
 
 
 def first_function(output: str, language: str) -> str:
-    """Return the first function in an output's code blocks.
-
-    If the blocks have no function, return the first block. If the output has no block, return the output.
-    """
+    """Return the first function in an output's code blocks. If the blocks have no function, return the first block. If
+    the output has no block, return the output."""
     output = output.strip()
     blocks = _BLOCK.findall(output)
     for block in blocks:

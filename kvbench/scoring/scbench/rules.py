@@ -54,10 +54,8 @@ def first_integer(prediction: str, answer: Any) -> float:
 
 
 def first_number(prediction: str, answer: float) -> float:
-    """1 if the first number in the output, without its sign, is the reference.
-
-    If the reference is an integer, the number's decimals are cut before the comparison.
-    """
+    """1 if the first number in the output, without its sign, is the reference. If the reference is an integer, the
+    number's decimals are cut before the comparison."""
     found = _NUMBER.search(prediction)
     if found is None:
         return 0.0

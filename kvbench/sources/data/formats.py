@@ -140,10 +140,8 @@ def read_rows(file: Path) -> Iterator[tuple[int, Row]]:
 
 
 def read_plain(file: Path, name: str, limit: int) -> bytes:
-    """Return the bytes of a regular file of at most `limit` bytes.
-
-    Raises UserError for any other file, without opening it, and for a file that cannot be read.
-    """
+    """Return the bytes of a regular file of at most `limit` bytes. Raises UserError for any other file, without opening
+    it, and for a file that cannot be read."""
     check_plain(file, name, limit)
     try:
         with file.open("rb") as stream:
@@ -215,9 +213,7 @@ def _list_rows(text: TextIO, name: str) -> Iterator[Row]:
 
     def more() -> None:
         """Drop the parsed text from memory, and read a further block that is at least as long as the unparsed text.
-
-        Because of this length, the time for a long row grows only linearly with the row's length.
-        """
+        Because of this length, the time for a long row grows only linearly with the row's length."""
         nonlocal held, place, ended
         try:
             block = text.read(max(CHUNK, len(held) - place))

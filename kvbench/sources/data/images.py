@@ -32,10 +32,7 @@ class ImageFiles:
 
     def attach(self, index: int, row: Row) -> Row:
         """Return the row with an `Image` in place of an image's name, or with a tuple of `Image`s in place of a list of
-        names. Raises SetupError.
-
-        index: the row's number in the data, from 0, for messages.
-        """
+        names. Raises SetupError. index: the row's number in the data, from 0, for messages."""
         where = f"data of task {quote(self.task)}, row {index + 1}"
         images = tuple(self._image(name, where) for name in names(row, self.column, where))
         return row | {self.column: images if isinstance(row[self.column], list) else images[0]}
@@ -94,10 +91,8 @@ def is_inside(name: str) -> bool:
 
 
 def unpack(archive: Path, wanted: Iterable[str], folder: Path) -> None:
-    """Write the files that `wanted` names from a zip archive into a folder. Raises SetupError.
-
-    A name that the archive lacks is skipped; reading the row with this name then fails.
-    """
+    """Write the files that `wanted` names from a zip archive into a folder. Raises SetupError. A name that the archive
+    lacks is skipped; reading the row with this name then fails."""
     try:
         with zipfile.ZipFile(archive) as packed:
             sizes = {member.filename: member.file_size for member in packed.infolist()}

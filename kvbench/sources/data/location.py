@@ -50,10 +50,8 @@ class Place:
 
 
 def raw_names(manifest: Manifest) -> tuple[str, ...]:
-    """Return the names of raw files (from the hub or a web address) in a data folder.
-
-    Their folder is the parent folder of `manifest.path`.
-    """
+    """Return the names of raw files (from the hub or a web address) in a data folder. Their folder is the parent folder
+    of `manifest.path`."""
     if manifest.files:
         return tuple(PurePosixPath(file).name for file in manifest.files)
     return (PurePosixPath(urlsplit(manifest.url).path).name,) if manifest.url else ()

@@ -93,10 +93,8 @@ class Data:
         return place.files[0]
 
     def find(self, task: str, manifest: Manifest) -> Place | None:
-        """Return where a task's data are on this machine; None if they must be downloaded first.
-
-        Raises SetupError if the user gave a folder that lacks the data; the next source is not tried.
-        """
+        """Return where a task's data are on this machine; None if they must be downloaded first. Raises SetupError if
+        the user gave a folder that lacks the data; the next source is not tried."""
         given: tuple[tuple[Source, Path | None], ...] = (("--data", self.path), ("KVBENCH_DATA", self.env_path))
         for source, folder in given:
             if folder is None:
@@ -122,10 +120,8 @@ class Data:
         return place or hub_data.fetch(task, manifest, self.revision or manifest.revision)
 
     def missing(self, wanted: Mapping[str, Manifest]) -> list[DataMissing]:
-        """Return an error for each task whose data are not on this machine. Downloads nothing.
-
-        Raises SetupError if a folder that the user gave does not exist.
-        """
+        """Return an error for each task whose data are not on this machine. Downloads nothing. Raises SetupError if a
+        folder that the user gave does not exist."""
         errors = []
         for task, manifest in wanted.items():
             try:

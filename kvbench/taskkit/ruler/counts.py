@@ -47,10 +47,8 @@ class TokenCounts:
 
 
 def cache_file(tokenizer: Any, prompts: str, length: int) -> Path | None:
-    """Return the path of the file with token counts for a tokenizer, a kind of prompt (`prompts`) and a length.
-
-    None for a tokenizer that cannot be hashed.
-    """
+    """Return the path of the file with token counts for a tokenizer, a kind of prompt (`prompts`) and a length. None
+    for a tokenizer that cannot be hashed."""
     backend = getattr(tokenizer, "backend_tokenizer", None)  # slow tokenizers (in Python) have no text to hash
     if backend is None:
         return None

@@ -42,9 +42,7 @@ class Room:
 
     def size(self, draw: Callable[[int], Filled], step: int, *, extra: int = 0) -> int:
         """Return the largest haystack size whose prompt fits and leaves `extra` tokens free; `step` if no size does.
-
-        draw: makes a prompt of a given size. step: the smallest size that is tried.
-        """
+        draw: makes a prompt of a given size. step: the smallest size that is tried."""
         per_unit = self.count(draw(step).text) / step
         high = max(int((self.length / per_unit) * 3), 2 * step)
         return largest(lambda size: self.tokens(draw(size)) + extra <= self.length, step, high) or step
@@ -77,10 +75,8 @@ class Room:
         raise self.too_short(shortest)
 
     def too_short(self, shortest: int | None = None) -> UserError:
-        """Return the error that says that all prompts of a task are too long.
-
-        shortest: tokens of the shortest prompt that was drawn, with its answer; None if none was drawn.
-        """
+        """Return the error that says that all prompts of a task are too long. shortest: tokens of the shortest prompt
+        that was drawn, with its answer; None if none was drawn."""
         needed = (shortest or self.new_tokens) + self.wrapping
         enough = 1024
         while enough < needed or enough <= self.asked:
@@ -108,10 +104,8 @@ class Prompts:
 
 
 def largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
-    """Return the largest size from `low` to `high` for which `fits` is true; None if it is true for no tried size.
-
-    The search is a bisection, so it assumes that smaller sizes fit too.
-    """
+    """Return the largest size from `low` to `high` for which `fits` is true; None if it is true for no tried size. The
+    search is a bisection, so it assumes that smaller sizes fit too."""
     found = None
     while low <= high:
         middle = (low + high) // 2

@@ -43,10 +43,8 @@ class QuestionAnswering(Prompts):
         return [room.fit(partial(self.draw, index), size, STEP) for index in range(n)]
 
     def draw(self, index: int, size: int) -> Filled:
-        """Draw a prompt of `size` documents for question number `index`.
-
-        Raises ValueError if the question has more than `size` documents of its own.
-        """
+        """Draw a prompt of `size` documents for question number `index`. Raises ValueError if the question has more
+        than `size` documents of its own."""
         questions, documents = self._set
         question = questions[index]
         if size >= len(documents):

@@ -48,7 +48,5 @@ def document(doc_id: str, row: Row, category: str) -> Doc:
 
 def place_of_needle(doc: Doc) -> dict[str, float]:
     """Return {"needle_at": N} if N tokens of the prompt come before the first right answer; {} without a needle.
-
-    NVIDIA's generators call this number `token_position_answer`.
-    """
+    NVIDIA's generators call this number `token_position_answer`."""
     return {"needle_at": float(doc.meta["needle_at"])} if "needle_at" in doc.meta else {}

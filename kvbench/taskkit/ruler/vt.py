@@ -35,11 +35,8 @@ class VariableTracking(Prompts):
         return [room.fit(lambda s: self._after(example, self.draw(s)), size, step) for _ in range(n)]
 
     def draw(self, size: int, *, example: bool = False) -> Filled:
-        """Draw a prompt: a chain of assignments among `size` copies of the noise text.
-
-        example: draw the example, which has shorter variable names and a fixed value. Raises ValueError if there are
-        more assignments than copies.
-        """
+        """Draw a prompt: a chain of assignments among `size` copies of the noise text. example: draw the example, which
+        has shorter variable names and a fixed value. Raises ValueError if there are more assignments than copies."""
         names: list[str] = []
         while len(names) <= HOPS:
             name = self._name(3 if example else 5)

@@ -87,10 +87,8 @@ def generate(seed: int, knobs: Knobs = Knobs()) -> Problem:
 
 
 def score(problem: Problem, output: str) -> Score:
-    """Return the scores of an output.
-
-    exact: 1 if the boxed answer is right. partial: the share of steps before the first wrong step.
-    """
+    """Return the scores of an output. exact: 1 if the boxed answer is right. partial: the share of steps before the
+    first wrong step."""
     text = said(output)
     answer = boxed(text)
     return Score(float(answer == problem.answer), right_steps(problem, text) / len(problem.steps), answer)

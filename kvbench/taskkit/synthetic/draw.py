@@ -45,10 +45,8 @@ class Draw:
         return item  # reached only if rounding leaves a share of the sum
 
     def sample(self, items: Sequence[T], k: int) -> list[T]:
-        """Return `k` different items in random order (a partial Fisher-Yates shuffle).
-
-        Raises ValueError if there are fewer than `k` items.
-        """
+        """Return `k` different items in random order (a partial Fisher-Yates shuffle). Raises ValueError if there are
+        fewer than `k` items."""
         pool = list(items)
         if k > len(pool):
             raise ValueError(f"cannot draw {k} different items out of {len(pool)}")

@@ -108,9 +108,7 @@ class DuoRecipe(Recipe):
 
     def _deviation(self, example: Example, alpha: torch.Tensor) -> torch.Tensor:
         """Return the mean square difference between the final hidden states with the mixture and with full attention.
-
-        The mean is over the positions `example.rows`, whose hidden states predict tokens of the answer.
-        """
+        The mean is over the positions `example.rows`, whose hidden states predict tokens of the answer."""
         with torch.no_grad(), self._mixing({}):
             full = self._hidden(example)
         with self._mixing(dict(zip(self.layers, alpha))), recomputed(self.loaded.model, self.again):
@@ -119,10 +117,8 @@ class DuoRecipe(Recipe):
             return with_gradient(deviation, [alpha]) if deviation.requires_grad else deviation
 
     def _mixing(self, alpha: dict[int, torch.Tensor]) -> AbstractContextManager[None]:
-        """Inside the `with` statement, replace the model's attention by the mixture.
-
-        alpha: by layer, one number per KV head; layers without alpha use full attention.
-        """
+        """Inside the `with` statement, replace the model's attention by the mixture. alpha: by layer, one number per KV
+        head; layers without alpha use full attention."""
         return route(self.loaded.model, _Mixture(alpha, self.sinks, self.recent))
 
     def _hidden(self, example: Example) -> torch.Tensor:

@@ -71,17 +71,13 @@ class ForesightRecipe(ScorerRecipe):
 
     @torch.no_grad()
     def rehearse_held_out(self) -> None:
-        """Compute only the loss, because the agreement takes no more memory than the loss.
-
-        The agreement needs the number of dropped entries, which meta tensors cannot give.
-        """
+        """Compute only the loss, because the agreement takes no more memory than the loss. The agreement needs the
+        number of dropped entries, which meta tensors cannot give."""
         self._ranking(self.trained.scorer(), self._choices(self.test[0]))
 
     def _choices(self, trace: Trace) -> list[Choice]:
-        """Return the oracle's evictions in a trace, sorted by layer.
-
-        The model reads the trace only if its evictions are not in memory.
-        """
+        """Return the oracle's evictions in a trace, sorted by layer. The model reads the trace only if its evictions
+        are not in memory."""
         if trace.name in self._read:
             return self._read[trace.name]
         choices = sorted(self.evictions_of(trace).golden(trace).choices, key=lambda choice: choice.layer)

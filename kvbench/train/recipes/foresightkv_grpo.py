@@ -119,10 +119,8 @@ class PolicyRecipe(ScorerRecipe):
         return {name: [reading.losses, reading.entropy] for name, reading in self._full.items()}
 
     def _drawn(self, trace: Trace, number: int, take: Take) -> TraceReading:
-        """Read a trace `group` times; each time the scorer draws other evictions.
-
-        number: determines, together with the training's seed, the seeds of the draws. take: called with each eviction.
-        """
+        """Read a trace `group` times; each time the scorer draws other evictions. number: determines, together with the
+        training's seed, the seeds of the draws. take: called with each eviction."""
         group = self.settings.more["group"]
         seeds = [(self.settings.seed << 32) + number * group + i for i in range(group)]
         return self.evictions_of(trace).drawn(trace, seeds, self.trained.scorer(), take)
@@ -140,11 +138,8 @@ class PolicyRecipe(ScorerRecipe):
 
 
 def rewards(added: torch.Tensor, entropy: torch.Tensor, kind: str) -> torch.Tensor:
-    """Return the rewards [G] of G readings of one trace.
-
-    added: [G, m], the loss that eviction adds to each of m tokens. entropy: [m], the entropy of the predictions with
-    the full cache. kind: the value of the option `reward`.
-    """
+    """Return the rewards [G] of G readings of one trace. added: [G, m], the loss that eviction adds to each of m
+    tokens. entropy: [m], the entropy of the predictions with the full cache. kind: the value of the option `reward`."""
     order = entropy.argsort(stable=True)
     low = max(1, int(LOW_SHARE * len(order)))
     picked = {"all": order, "high": order[low:]}.get(kind, order[:low])

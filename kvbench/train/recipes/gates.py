@@ -90,17 +90,13 @@ class GateRecipe(TraceRecipe):
         return {"kl": self._evicted(), "soft_kl": float(soft), "capacity": float(capacity)}
 
     def _means(self, traces: Sequence[Trace]) -> torch.Tensor:
-        """Return three means over traces: of the loss, of KL(teacher || student) and of the capacity loss, [3].
-
-        Only the loss has gradients.
-        """
+        """Return three means over traces: of the loss, of KL(teacher || student) and of the capacity loss, [3]. Only
+        the loss has gradients."""
         return torch.stack([self._sums(group) for group in alike(traces)]).sum(dim=0) / len(traces)
 
     def _sums(self, traces: Sequence[Trace]) -> torch.Tensor:
-        """Return three sums over traces: of the loss, of KL(teacher || student) and of the capacity loss, [3].
-
-        All traces must have equally long prompts and answers.
-        """
+        """Return three sums over traces: of the loss, of KL(teacher || student) and of the capacity loss, [3]. All
+        traces must have equally long prompts and answers."""
         model, n = self.loaded.model, len(traces[0].answer)
         ids = torch.tensor([t.ids for t in traces], device=self.loaded.device)
         student = Student(self.rules, self.geometry, self.settings.more["form"])
@@ -167,10 +163,8 @@ class Student:
 
 
 def fading(call: AttentionCall, log_beta: torch.Tensor, form: Form) -> torch.Tensor:
-    """Return the output [b, T, Hq, Dv] of attention in which an entry of age a fades by beta^a.
-
-    log_beta: the logarithm of every entry's beta, [b, Hk, T]. form: to what beta^a is applied (`gated_attention`).
-    """
+    """Return the output [b, T, Hq, Dv] of attention in which an entry of age a fades by beta^a. log_beta: the logarithm
+    of every entry's beta, [b, Hk, T]. form: to what beta^a is applied (`gated_attention`)."""
 
     def attend_block(first: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         scale: dict[str, Any] = {"scaling": call.scaling, "softcap": call.softcap, "sinks": call.sinks}
@@ -203,10 +197,8 @@ def _without_file(method: Method) -> Method:
 
 
 def alike(traces: Sequence[Trace]) -> Iterator[list[Trace]]:
-    """Yield groups of traces with equally long prompts and equally long answers.
-
-    A group has at most `MOST_TOKENS` tokens, unless a single trace has more.
-    """
+    """Yield groups of traces with equally long prompts and equally long answers. A group has at most `MOST_TOKENS`
+    tokens, unless a single trace has more."""
     groups: dict[tuple[int, int], list[Trace]] = {}
     for trace in traces:
         groups.setdefault((len(trace.prompt), len(trace.answer)), []).append(trace)
@@ -216,10 +208,8 @@ def alike(traces: Sequence[Trace]) -> Iterator[list[Trace]]:
 
 
 def _random_gates(form: GateForm, loaded: LoadedModel, bias: float, seed: int) -> dict[str, torch.Tensor]:
-    """Return random gates. bias: the bias of their last projection; with a large bias, entries hardly fade.
-
-    Other biases are 0, and weights are drawn from N(0, 1 / inputs).
-    """
+    """Return random gates. bias: the bias of their last projection; with a large bias, entries hardly fade. Other
+    biases are 0, and weights are drawn from N(0, 1 / inputs)."""
     generator = torch.Generator().manual_seed(seed)
     gates = {}
     for name, shape in form.shapes(model_fields(loaded.model.config)).items():

@@ -100,10 +100,8 @@ class DistillRecipe(SparseRecipe):
         return super().card() | {"traces": len(self.traces)}
 
     def simulate(self, traces: Sequence[Trace], weight: float = 1.0) -> list[Answered]:
-        """Read answers under eviction with the current weights, and log the evictions in `lifetimes`.
-
-        Return the answers in the form that the loss takes. weight: the weight of each of their tokens in the loss.
-        """
+        """Read answers under eviction with the current weights, and log the evictions in `lifetimes`. Return the
+        answers in the form that the loss takes. weight: the weight of each of their tokens in the loss."""
         self.lifetimes.clear()
         groups: dict[tuple[int, int], dict[str, ForcedTrace]] = defaultdict(dict)
         answered = []

@@ -121,10 +121,8 @@ class RLRecipe(SparseRecipe):
         return {"reward": sum(rewards) / len(rewards)} | super().held_out()
 
     def sample(self, step: int, share: slice) -> list[list[Rollout]]:
-        """Sample G answers to each question in `share` of a step's batch.
-
-        Afterwards `lifetimes` holds the evictions of these answers only.
-        """
+        """Sample G answers to each question in `share` of a step's batch. Afterwards `lifetimes` holds the evictions of
+        these answers only."""
         self.lifetimes.clear()
         drawn = self.drawn(step, len(self.questions))[share]
         return self._answers([self.questions[i] for i in drawn], step, share.start, self.lifetimes)
@@ -132,10 +130,8 @@ class RLRecipe(SparseRecipe):
     def _answers(
         self, questions: Sequence[Question], number: int, first: int = 0, log: KeptLog | None = None
     ) -> list[list[Rollout]]:
-        """Sample G answers to each question.
-
-        The sampling noise depends on `number` and on each question's index, counted from `first`.
-        """
+        """Sample G answers to each question. The sampling noise depends on `number` and on each question's index,
+        counted from `first`."""
         asked = {str(first + index): question for index, question in enumerate(questions)}
         sampling = Sampling(temperature=self.temperature)
         seed = self.settings.seed * 1_000_003 + number
@@ -165,26 +161,20 @@ class RLRecipe(SparseRecipe):
 
 
 def log_probs(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Return the log-probabilities of the tokens `targets`, [b, n] for b answers of n tokens.
-
-    logits: the logits from which the tokens were sampled, [b, n, vocabulary]. temperature: the sampling temperature.
-    """
+    """Return the log-probabilities of the tokens `targets`, [b, n] for b answers of n tokens. logits: the logits from
+    which the tokens were sampled, [b, n, vocabulary]. temperature: the sampling temperature."""
     return (logits / temperature).log_softmax(dim=-1).gather(-1, targets[..., None])[..., 0]
 
 
 def entropies(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Return the entropies, in nats, of the sampling distributions, [b, n] for b answers of n tokens.
-
-    logits: [b, n, vocabulary]. temperature: the sampling temperature.
-    """
+    """Return the entropies, in nats, of the sampling distributions, [b, n] for b answers of n tokens. logits: [b, n,
+    vocabulary]. temperature: the sampling temperature."""
     return torch.distributions.Categorical(logits=logits / temperature, validate_args=False).entropy()
 
 
 def advantages(rewards: torch.Tensor, cut: torch.Tensor) -> torch.Tensor:
-    """Return the advantages A [B, G] of G answers to each of B questions, from their rewards [B, G].
-
-    A is 0 for truncated answers (`cut`), and where all rewards of a question are equal.
-    """
+    """Return the advantages A [B, G] of G answers to each of B questions, from their rewards [B, G]. A is 0 for
+    truncated answers (`cut`), and where all rewards of a question are equal."""
     centred = rewards - rewards.mean(dim=1, keepdim=True)
     spread = rewards.std(dim=1, correction=0, keepdim=True)
     return (centred / spread.clamp_min(EPSILON)).masked_fill(cut, 0.0)

@@ -107,9 +107,7 @@ def _sizes(call: AttentionCall, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _output_norms(values: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
-    """Return the norms |W_O^h v| [Hk, g, n] of values v [Hk, n, dv], for each query head h of each group.
-
-    gram: the layer's Gram matrices, from `ZapRecipe.outputs`.
-    """
+    """Return the norms |W_O^h v| [Hk, g, n] of values v [Hk, n, dv], for each query head h of each group. gram: the
+    layer's Gram matrices, from `ZapRecipe.outputs`."""
     by_group = gram.unflatten(0, (len(values), -1))
     return torch.einsum("knd,kgde,kne->kgn", values, by_group, values).clamp_min(0).sqrt()

@@ -97,10 +97,8 @@ class LookaheadRecipe(TraceRecipe):
         return {"loss": sum(losses) / len(losses), "hit": sum(hits) / len(hits)}
 
     def _shares(self, trace: Trace) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return target and guess, both [L, Hq, T].
-
-        They are the mean attention that the answer's tokens (target) and the learned tokens (guess) pay to the prompt.
-        """
+        """Return target and guess, both [L, Hq, T]. They are the mean attention that the answer's tokens (target) and
+        the learned tokens (guess) pay to the prompt."""
         model, prompt = self.loaded.model, len(trace.prompt)
         past = _Past(prompt, self.evicted)
         with torch.no_grad():

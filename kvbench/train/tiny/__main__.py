@@ -79,9 +79,7 @@ def train(trainer: Trainer, out: Path, save_every: int, print_every: int) -> Non
 
 def progress(trainer: Trainer, newest: list[dict]) -> str:
     """Return a line for the terminal: progress, speed, and each task's level, mean loss and accuracy by kind of token.
-
-    newest: the lines of the log since the last printed line; a task without a line among them is left out.
-    """
+    newest: the lines of the log since the last printed line; a task without a line among them is left out."""
     speed = sum(row["tokens"] for row in newest) / sum(row["seconds"] for row in newest)
     done = f"{trainer.step}/{trainer.total} {newest[-1]['stage']} {trainer.tokens / 1e6:.2f} M tokens"
     parts = [f"{done} {trainer.seconds:.0f} s {speed:.0f} tokens/s"]

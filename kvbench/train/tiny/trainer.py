@@ -51,10 +51,8 @@ class Trainer:
         self.adam = torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
 
     def stage(self) -> tuple[Stage, float]:
-        """Return the stage to which the current step belongs, and the share of this stage's steps that are done.
-
-        Raises IndexError after the last step of the training.
-        """
+        """Return the stage to which the current step belongs, and the share of this stage's steps that are done. Raises
+        IndexError after the last step of the training."""
         left = self.step
         for stage, length in zip(STAGES, self.lengths, strict=True):
             if left < length:
@@ -123,9 +121,7 @@ class Trainer:
 
 def batch_loss(model: Qwen3ForCausalLM, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
     """Return the weighted cross-entropy of the problems' solutions, and the share of right tokens by kind of token.
-
-    Every token is predicted after the right earlier ones (teacher forcing).
-    """
+    Every token is predicted after the right earlier ones (teacher forcing)."""
     tokens = torch.from_numpy(batch.tokens)  # [problems, prompt + solution]
     hidden = model.model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state
     logits = model.lm_head(hidden[:, batch.n_prompt - 1 :])  # [problems, solution, 512]: the prompt needs no logits

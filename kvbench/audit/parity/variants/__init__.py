@@ -19,10 +19,8 @@ REASONS |= recent.REASONS
 
 
 def plans(case: Case) -> list[CasePlan]:
-    """Return one or more plans, each of which repeats a case with kvbench.
-
-    Raises NotCoveredError if kvbench cannot repeat the case.
-    """
+    """Return one or more plans, each of which repeats a case with kvbench. Raises NotCoveredError if kvbench cannot
+    repeat the case."""
     if not case.has_decisions:
         raise NotCoveredError("the file holds computed numbers (for example losses), but no decisions to compare")
     if make := VARIANTS.get((case.method, case.variant)):

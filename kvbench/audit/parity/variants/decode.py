@@ -27,10 +27,8 @@ def _rkv_rkv_repo(case: Case) -> list[CasePlan]:
 
 
 def _reference_and_sorted(method: str, hyper: dict[str, Any], options: dict[str, Any]) -> list[CasePlan]:
-    """Return two plans: one with the option ``compat=reference``, one without this option.
-
-    The first plan compares all steps. The second compares only steps in which the reference's cache is in text order.
-    """
+    """Return two plans: one with the option ``compat=reference``, one without this option. The first plan compares all
+    steps. The second compares only steps in which the reference's cache is in text order."""
     budget = hyper["budget"]
     return [
         CasePlan(method=method, options={**options, "compat": "reference"}, budget=budget),

@@ -16,11 +16,8 @@ from kvbench.lazy import torch
 
 
 def _kvzip_score(case: Case) -> list[CasePlan]:
-    """Return one plan per step of the case.
-
-    Every step evicts from the same full cache: first in mode "pair" at each of the case's ratios, then in mode
-    "uniform" at each ratio.
-    """
+    """Return one plan per step of the case. Every step evicts from the same full cache: first in mode "pair" at each of
+    the case's ratios, then in mode "uniform" at each ratio."""
     h = case.hyper
     prefix, ratios = h["prefix_len"], h["ratios"]
     case_plans = []
@@ -36,10 +33,8 @@ def _kvzip_score(case: Case) -> list[CasePlan]:
 
 
 def _repeats(case: Case, layer: int) -> Iterator[dict[str, Any]]:
-    """Yield one probe per chunk of the context.
-
-    A probe holds the queries and keys that the reference stored in this layer when it repeated the chunk.
-    """
+    """Yield one probe per chunk of the context. A probe holds the queries and keys that the reference stored in this
+    layer when it repeated the chunk."""
     total, prefix, chunk = case.seen[0], case.hyper["prefix_len"], case.hyper["chunk"]
     for index in range(case.hyper["n_chunks"]):
         queries, keys = (case.tensors[f"rep_{name}.{index}.{layer}"] for name in "qk")

@@ -18,11 +18,8 @@ def _foresightkv_training(case: Case) -> list[CasePlan]:
 
 
 def _foresightkv_evaluation(case: Case) -> list[CasePlan]:
-    """Plan a case of ForesightKV's evaluation code.
-
-    The method sums attention over chunks of queries. This code counts all queries as one chunk until the cache first
-    holds as many entries as the budget.
-    """
+    """Plan a case of ForesightKV's evaluation code. The method sums attention over chunks of queries. This code counts
+    all queries as one chunk until the cache first holds as many entries as the budget."""
     h = case.hyper
     lengths = [min(step["cache_len"]) for step in case.meta["steps"]]
     first = next((seen for seen, held in zip(case.seen, lengths) if held >= h["budget"]), case.seen[-1])
@@ -92,10 +89,8 @@ def _floored(case: Case, step: int) -> list[set[int]]:
 
 
 def _worths(case: Case, step: int) -> list[dict[int, float]]:
-    """Return the score of each entry, computed by the reference's formula.
-
-    Cases with a floor (a smallest number of entries that each head must keep) need this: their files hold no scores.
-    """
+    """Return the score of each entry, computed by the reference's formula. Cases with a floor (a smallest number of
+    entries that each head must keep) need this: their files hold no scores."""
     seen, scores = case.seen[step], []
     for layer, units in enumerate(case.slots(step)):
         for head, slots in enumerate(units):

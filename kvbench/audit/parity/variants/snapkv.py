@@ -36,11 +36,8 @@ def _options(case: Case, reduce_g: str) -> dict[str, Any]:
 
 
 def _snapkv_kvpress(case: Case) -> list[CasePlan]:
-    """Plan a SnapKV case of kvpress.
-
-    kvpress averages over the query heads of a group after pooling, kvbench before it. Both pool by averages, so the
-    results are equal.
-    """
+    """Plan a SnapKV case of kvpress. kvpress averages over the query heads of a group after pooling, kvbench before it.
+    Both pool by averages, so the results are equal."""
     return [CasePlan(method="snapkv", options=_options(case, "mean"), budget=windowed_budget(case))]
 
 

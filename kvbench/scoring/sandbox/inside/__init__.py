@@ -43,9 +43,7 @@ def sent(source: str, name: str, compiled: bool) -> str:
 
 @functools.cache
 def command(python: str, *, compiled: bool = True) -> tuple[str, ...]:
-    """Return the command that starts a driver with this Python.
-
-    compiled: whether this is the Python that runs kvbench, which can read the source texts in compiled form.
-    """
+    """Return the command that starts a driver with this Python. compiled: whether this is the Python that runs kvbench,
+    which can read the source texts in compiled form."""
     parts = (sent(text(name), f"{name}.py", compiled) for name in PARTS)
     return (python, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", _READ[compiled] + _START, *parts)

@@ -57,9 +57,7 @@ class Child:
 
     def wait(self, question: bytes, wall: int, limit: int) -> bytes:
         """Send the process a request, wait at most `wall` ms until it answers or ends, and return the driver's reply.
-
-        Kill the process if it does not answer in time, or if one of its streams holds more than `limit` bytes.
-        """
+        Kill the process if it does not answer in time, or if one of its streams holds more than `limit` bytes."""
         begun = time.monotonic()
         deadline = begun + wall / 1000
         poll = select.poll()
@@ -96,11 +94,8 @@ class Child:
         return self.end(b"X", begun, limit)
 
     def end(self, state: bytes, begun: float, limit: int) -> bytes:
-        """Kill the process and return the driver's reply.
-
-        state: why the process ends (X by itself, T time limit, O output limit, C closed). begun: when the request
-        began, in seconds. limit: most bytes of each stream.
-        """
+        """Kill the process and return the driver's reply. state: why the process ends (X by itself, T time limit, O
+        output limit, C closed). begun: when the request began, in seconds. limit: most bytes of each stream."""
         for kill in (os.killpg, os.kill):  # its whole process group, then the process
             try:
                 kill(self.pid, signal.SIGKILL)
@@ -145,9 +140,7 @@ class Child:
 
     def _drain(self, limit: int) -> None:
         """Read the rest of a dead process's pipes, without waiting for their end: grandchildren may hold them open.
-
-        limit: read no more from a pipe that has given more bytes than this.
-        """
+        limit: read no more from a pipe that has given more bytes than this."""
         for fd, name in list(self.reads.items()):
             before = -1
             while fd in self.reads and before < len(self.data[name]) <= limit:
@@ -169,10 +162,8 @@ def _send(fd: int, data: memoryview) -> memoryview:
 
 
 def _become(box: Any, sources: list[int], cpu: int, talks: bool) -> None:
-    """Inside the forked process: set up its descriptors, lock it down, and run the harness. Does not return.
-
-    box, cpu, talks: see `Child`. sources: the descriptors that become 0 to 5: standard streams, ASK, TELL and STATUS.
-    """
+    """Inside the forked process: set up its descriptors, lock it down, and run the harness. Does not return. box, cpu,
+    talks: see `Child`. sources: the descriptors that become 0 to 5: standard streams, ASK, TELL and STATUS."""
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, 32) for fd in sources]
     for place, fd in enumerate(moved):
         os.dup2(fd, place)

@@ -67,10 +67,8 @@ def session(_: None) -> None:
 
 
 def user(value: tuple[int, bool]) -> None:
-    """Become a user who owns no process and no file. value: uid, and whether to keep the right to read all files.
-
-    An interpreter in root's private home needs that right; Landlock still limits which files it reaches.
-    """
+    """Become a user who owns no process and no file. value: uid, and whether to keep the right to read all files. An
+    interpreter in root's private home needs that right; Landlock still limits which files it reaches."""
     uid, reads = value
     if reads:
         prctl(8, 1)  # PR_SET_KEEPCAPS
@@ -101,10 +99,8 @@ def descriptors(_: None) -> None:
 
 
 def seccomp(value: tuple[str, list[int]]) -> None:
-    """Install a system-call filter.
-
-    value: the filter's program in base64, and the offsets at which this step writes the process's id.
-    """
+    """Install a system-call filter. value: the filter's program in base64, and the offsets at which this step writes
+    the process's id."""
     program = bytearray(base64.b64decode(value[0]))
     for offset in value[1]:
         struct.pack_into("=I", program, offset, os.getpid())
@@ -172,10 +168,8 @@ class Packages:
 
 
 def sealed(data: bytes, seals: bool) -> int:
-    """Put the program's input (`data`) into a file in memory, and return the file's descriptor.
-
-    seals: make the file unchangeable. Outside Linux, the file is on the disk, without a name.
-    """
+    """Put the program's input (`data`) into a file in memory, and return the file's descriptor. seals: make the file
+    unchangeable. Outside Linux, the file is on the disk, without a name."""
     if not LINUX:
         import tempfile
 

@@ -49,9 +49,7 @@ def main(program: str, ask: Callable[[], bytes | None], tell: Callable[[bytes], 
 
 def _end() -> int:
     """Join threads, run exit functions and flush open files, as Python does at a script's end; run no finalisers.
-
-    Return 1 if a thread's end or a flush of a standard stream raises an exception, else 0.
-    """
+    Return 1 if a thread's end or a flush of a standard stream raises an exception, else 0."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
