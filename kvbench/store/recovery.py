@@ -231,7 +231,7 @@ def _read_on(content: JournalContent, folder: Path, name: str, size: int) -> Non
 
 def _lines(path: Path, offset: int, size: int) -> Iterator[tuple[int, bytes]]:
     """Yield (offset, line) for the lines between the offsets `offset` and `size`. A line of _LONGEST bytes or more is
-    not a record. The first _LONGEST bytes of such a line are yielded, and nothing after them."""
+    not a record. Of such a line the first _LONGEST bytes are yielded; then the function stops, even if lines follow."""
     with open(open_plain(path), "rb") as file:
         file.seek(offset)
         while offset < size and (line := file.readline(min(size - offset, _LONGEST))):

@@ -31,7 +31,8 @@ class Seen:
 
 @contextmanager
 def watching(method: Method) -> Iterator[Seen]:
-    """Record logits and views until the `with` statement ends, by replacing functions of the engine and the method."""
+    """Record all logits and the first views (`MOST` of each kind) until the `with` statement ends, by replacing
+    functions of the engine and the method."""
     seen, draw, decide = Seen(), sampler.draw, select.decide
     kinds: dict[Any, int] = {}
 

@@ -114,8 +114,9 @@ class EngineSystem(System):
         """Return an engine with one slot per prompt.
 
         on_tokens: called after each block of steps with the number of tokens that every sequence has generated. The
-        steps form at least two blocks, so that `Stopwatch` can estimate the time of the first token. On a CPU with
-        stretches, a block is one step, so that `Stopwatch` sees the end of each stretch.
+        steps form at least two blocks, so that `Stopwatch` can estimate the time of the first token. If stretches are
+        timed (`Setting.stretch`) and the device is a CPU, a block is one step, so that `Stopwatch` sees the end of each
+        stretch.
         """
         sequences = made = len(ids)  # the prompts give the first tokens
         by_step = self.setting.stretch is not None and self.loaded.device.type == "cpu"

@@ -25,7 +25,8 @@ def judged(grade: Callable[Concatenate[Judge, P], T]) -> Callable[Concatenate[Se
     they name.
 
     This function returns a score without a value if no judge is set or a request to the judge fails. It raises
-    KeyRefused, SetupError if a local judge cannot be used, and the errors of `connect` for invalid settings.
+    KeyRefused if the server refuses the key, SetupError if a local judge cannot be used, and the errors of `connect`
+    for invalid settings.
     """
 
     @functools.wraps(grade)
