@@ -119,7 +119,7 @@ class StepWriter(ABC):
 
     @abstractmethod
     def add(self) -> None:
-        """Add `live` to the lengths on the device."""
+        """Count the new entry of every live slot (`live` is 1) in the lengths on the device."""
 
     @abstractmethod
     def prepare(self) -> None:

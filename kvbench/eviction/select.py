@@ -84,8 +84,8 @@ def _kept_per_head(method: Method, view: LayerView) -> int | None:
 
 
 def _score(method: Method, view: LayerView) -> ScoreOut:
-    """Return the method's scores of one layer. Raises MethodError for a wrong shape, and when the `score` of a plug-in
-    fails."""
+    """Return the method's scores of one layer. Raises MethodError for scores of a wrong shape, and when the
+    `score` of a plug-in fails."""
     try:
         out = method.score(view)
     except KVBenchError:

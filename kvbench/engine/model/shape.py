@@ -249,7 +249,7 @@ def _width(model: Any, decoder: Any) -> int:
 
 def _routed_experts(model: Any) -> Iterator[torch.Tensor]:
     """Yield the weights of routed experts, which transformers stacks per layer: [experts, rows, columns]. The number of
-    experts comes from the module, else from the configuration."""
+    experts comes from the module or, if the module does not state it, from the configuration."""
     configured = _first(model.config.get_text_config(), EXPERTS)
     for module in model.modules():
         experts = getattr(module, "num_experts", configured)

@@ -8,6 +8,7 @@ haystack is too large, NVIDIA's generators loop for ever; kvbench raises UserErr
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -89,7 +90,7 @@ class Room:
 
 
 @dataclass(kw_only=True)
-class Prompts:
+class Prompts(ABC):
     """The prompts of a subtask. Random numbers are drawn in the same order as in NVIDIA's generator."""
 
     room: Room
@@ -98,9 +99,9 @@ class Prompts:
     def __post_init__(self) -> None:
         self.random = random.Random(SEED)
 
+    @abstractmethod
     def rows(self, n: int) -> list[Row]:
         """Return the first `n` prompts."""
-        raise NotImplementedError
 
 
 def largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
