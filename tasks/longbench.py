@@ -14,7 +14,7 @@ from kvbench.registry import tasks
 from kvbench.scoring.longbench import require, score_row
 from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
 from kvbench.taskkit.context_template import bundled_json, parts, text_id
-from kvbench.taskkit.rows import answer, documents
+from kvbench.taskkit.rows import answer, documents, texts_of
 
 HUB, REVISION = "THUDM/LongBench", "5e628be450b7e67fb7ae6e201bd6d8f7056f7672"
 SYNTHETIC = "longbench/synthetic_21_sets.jsonl"
@@ -122,10 +122,11 @@ class LongBench(Task):
     def doc(self, row: Mapping[str, Any]) -> Doc:
         context, question = parts(bundled_json("longbench/dataset2prompt.json")[self.variant], "{context}")
         texts = {"context": row["context"], "input": row["input"]}
+        classes = None if row["all_classes"] is None else list(texts_of(row, "all_classes"))
         return Doc(
             doc_id=str(row["_id"]),
             turns=(Turn(context=context.format(**texts), question=question.format(**texts)),),
-            reference=tuple(row["answers"]),
-            meta={"category": self.category(row), "all_classes": row["all_classes"], "length": row["length"]},
+            reference=texts_of(row, "answers"),
+            meta={"category": self.category(row), "all_classes": classes, "length": row["length"]},
             cluster_id=text_id(row["context"]),
         )

@@ -14,6 +14,7 @@ from typing import Any
 from kvbench.registry import tasks
 from kvbench.task import Manifest
 from kvbench.taskkit.math_task import MathTask
+from kvbench.taskkit.rows import texts_of
 
 
 def _manifest(name: str, hub: str, rows: int, revision: str) -> Manifest:
@@ -33,7 +34,7 @@ class _Typed(MathTask):
     such as "Geometry" or "Algebra + Number Theory"."""
 
     def meta(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        return {"category": " + ".join(row["problem_type"])}
+        return {"category": " + ".join(texts_of(row, "problem_type"))}
 
 
 @tasks.register("aime26")

@@ -131,13 +131,13 @@ class SCBench(Task):
             turns=tuple(self._turn(row, place, turn) for place, turn in enumerate(turns)),
             reference=references,
             meta={"category": str(row.get("lang") or row.get("task") or "")},
-            cluster_id=text_id(str(row["context"])),
+            cluster_id=text_id(str(_context(row))),
             gen={"reserve": RESERVE + new * (len(turns) - 1), "longest": CONTEXT - new * len(turns)},
         )
 
     def _turn(self, row: Mapping[str, Any], place: int, turn: Mapping[str, Any]) -> Turn:
         template = bundled_json("scbench/prompts.json")[self.variant]
-        texts = {"context": row["context"], "input": turn["input"], "question": turn["input"]}
+        texts = {"context": _context(row), "input": turn["input"], "question": turn["input"]}
         if self.variant == "mf":
             asked = re.findall(r"The .+ is", turn["input"])[0]  # such as "The largest number of the list is"
             texts["prefix"] = f"What is {asked.lower().removesuffix(' is')}?"
@@ -164,6 +164,11 @@ class SCBench(Task):
         if rule == "option":
             right = (right, "ABCD"[turn["options"].index(right)])
         return {"rule": rule, "kind": kind, "answer": right}
+
+
+def _context(row: Mapping[str, Any]) -> Any:
+    """Return a row's long text. The rows of `vt` hold it as `input`; the released scripts read either column."""
+    return row["input" if "input" in row and "context" not in row else "context"]
 
 
 def _score(rule: str, text: str, turn: Mapping[str, Any]) -> float:

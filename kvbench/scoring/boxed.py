@@ -9,21 +9,28 @@ import re
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # or an escaped character: an escaped brace is printed and opens no group
-_OPEN, _CLOSE = "<think>", "</think>"
+_OPEN, _CLOSE = re.compile("<(?:seed:)?think>"), re.compile("</(?:seed:)?think>")  # seed: the tags of Seed-OSS
+
+
+def thinking_tags(text: str) -> tuple[int, int]:
+    """Return the places of a text's last opening tag and last closing tag of a thinking block, -1 without such a
+    tag."""
+    opened, closed = ([match.start() for match in tag.finditer(text)] for tag in (_OPEN, _CLOSE))
+    return max(opened, default=-1), max(closed, default=-1)
 
 
 def after_thinking(text: str, thinking: bool | None) -> str:
-    """Return the text after the last closed thinking block; the whole text if it has no block; "" if the block never
-    ends.
+    """Return the text after the last closed thinking block, without the line ends that separate them; the whole text if
+    it has no block; "" if the block never ends.
 
     thinking: whether the model thinks; it matters only for a text without a closing tag. True: the text is a block that
     never ends, even without an opening tag, because some chat templates put the opening tag into the prompt. None
     (unknown): the text is such a block if it holds an opening tag. False: the text has no block.
     """
-    _, closed, answer = text.rpartition(_CLOSE)
-    if closed:
-        return answer
-    unfinished = thinking or (thinking is None and _OPEN in text)
+    opened, closed = thinking_tags(text)
+    if closed >= 0:
+        return text[text.index(">", closed) + 1 :].lstrip("\n")
+    unfinished = thinking or (thinking is None and opened >= 0)
     return "" if unfinished else text
 
 

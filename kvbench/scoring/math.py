@@ -64,7 +64,8 @@ def int_match(answer: str, box: str | None) -> bool:
 
 def normalise_answer(answer: str) -> str:
     """Return an answer's normal form for majority votes: "025", "25.0" and " 25" all become "25"."""
-    text = re.sub(r"\\[,;:!]|\\left|\\right|\\(?:text|mathrm)\b|[\s$]", "", answer)
+    text = re.sub(r"\\(?:text|mathrm|textbf|mathbf)\s*\{([^{}]*)\}", r"\1", answer)
+    text = re.sub(r"\\[,;:!]|\\left|\\right|\\(?:text|mathrm)\b|[\s$]", "", text)
     text = re.sub(r"\\[dt]frac", r"\\frac", text)
     text = text.strip("{}.") if text.count("{") != text.count("}") else text.rstrip(".")
     number = text.replace(",", "") if re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?", text) else text

@@ -18,6 +18,7 @@ from typing import Any
 
 from kvbench.console.faults import words
 from kvbench.errors import UserError, quote
+from kvbench.scoring.boxed import thinking_tags
 from kvbench.sources.tokenizer import TODAY
 from kvbench.task import IMAGE, Turn
 from kvbench.taskkit import template_variables
@@ -204,9 +205,10 @@ def effective_thinking(
 ) -> bool | None:
     """Return whether outputs will hold a thinking block, which the scorer must then expect.
 
-    The result is None without a chat template, or if the template has neither tags of thinking nor the variable
-    `enable_thinking`. For all other templates, the function renders a prompt, and the text after the question decides.
-    The text before it does not count, because system messages may describe thinking blocks.
+    The result is None without a chat template, or if the template has no tags of thinking. Such a model may mark its
+    thinking by other means, as GPT-OSS and Gemma 4 do, which scorers cannot tell from the answer. For all other
+    templates, the function renders a prompt, and the text after the question decides. The text before it does not
+    count, because system messages may describe thinking blocks.
 
     - The text ends inside an open thinking block: the result is True, even if `thinking` is False, because the template
       then has no switch (R1 distills).
@@ -215,11 +217,11 @@ def effective_thinking(
       instead of `enable_thinking`, the result is this variable's value in `variables`, or None.
     """
     text = template_text(tokenizer, chat_template) if chat else None
-    if text is None or not ("think>" in text or "enable_thinking" in text):
+    if text is None or thinking_tags(text) == (-1, -1):
         return None
     prompt = apply(tokenizer, _PROBE, thinking, chat_template, variables, None)
     behind = prompt[max(0, prompt.rfind(PROBE)) :]
-    opened, closed = behind.rfind("<think>"), behind.rfind("</think>")
+    opened, closed = thinking_tags(behind)
     if opened > closed:
         return True
     if closed >= 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kvbench.errors import SetupError, bare, quote
@@ -39,6 +39,13 @@ def documents(
             f"data of task {quote(task.name)}: some values of {quote(ids)} occur twice. Remove the repeated rows."
         )
     return docs
+
+
+def texts_of(row: Mapping[str, Any], column: str) -> tuple[str, ...]:
+    """Return a column's list of texts. Raises ValueError for a text, which would be read as a list of its letters."""
+    if isinstance(row[column], str):
+        raise ValueError(f"{quote(column)} must be a list of texts, and is the text {quote(row[column])}")
+    return tuple(row[column])
 
 
 def reasoning(model_type: str, *, n: int = 1, max_new_tokens: int) -> GenSpec:

@@ -74,6 +74,9 @@ def test_a_timeout_of_math_verify_is_wrong_and_counted(
         ("1,234", "1234"),
         (r"\dfrac{1}{2}", r"\frac{1}{2}"),
         (r"\left(1,2\right)", "(1, 2)"),
+        (r"\text{Evelyn}", "Evelyn"),
+        (r"\textbf{(B)}", "(B)"),
+        (r"3\text{ cm}", r"3 \mathrm{cm}"),
     ],
 )
 def test_normalised_answers_agree(one: str, other: str):

@@ -22,6 +22,10 @@ PLAIN = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% e
 OTHER = "{% if thinking %}Write <think></think> first.{% endif %}" + PLAIN
 # the shape of GPT-OSS's: channels, no tags
 CHANNELS = "{% for m in messages %}[{{ m.role }}]{{ m.thinking }}{{ m.content }}{% endfor %}[assistant]"
+# the shape of Gemma 4's: a switch, and channels in place of tags
+SWITCHED_CHANNELS = "{% if enable_thinking %}<|think|>{% endif %}" + CHANNELS
+# the shape of Seed-OSS's: tags of its own
+SEED = "{% for m in messages %}[{{ m.role }}]{{ m.content.split('</seed:think>')[-1] }}{% endfor %}[assistant]"
 # the shape of SmolLM3's: the system message describes thinking blocks
 ANNOUNCED = "<|system|>{% if enable_thinking %}Begin with <think> thoughts </think>{% endif %}\n" + SWITCH
 # the shape of DeepSeek-V3.1's

@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from support.chat_templates import CHANNELS, OPEN, OTHER, PLAIN, STRIPS, SWITCH, doc, render, tokenizer
+from support.chat_templates import (
+    CHANNELS,
+    OPEN,
+    OTHER,
+    PLAIN,
+    SEED,
+    STRIPS,
+    SWITCH,
+    SWITCHED_CHANNELS,
+    doc,
+    render,
+    tokenizer,
+)
 
 from kvbench.errors import UserError
 from kvbench.task import Doc, Turn
@@ -82,6 +94,7 @@ def test_one_start_token_whatever_the_way():
     [
         *((SWITCH, True, True), (SWITCH, False, False), (OPEN, True, True), (OPEN, False, True), (PLAIN, True, None)),
         *((OTHER, True, None), (OTHER, False, None), (CHANNELS, True, None), (STRIPS, True, True)),
+        *((SWITCHED_CHANNELS, True, None), (SEED, True, True)),
     ],
 )
 def test_effective_thinking(template: str, asked: bool, expected: bool | None):

@@ -73,6 +73,17 @@ def test_braces_in_a_text_are_text(tmp_path: Path):
     assert doc.turns[0].user == PROMPTS["hotpotqa"].format(**row)
 
 
+@pytest.mark.parametrize(("name", "column"), [("hotpotqa", "answers"), ("trec", "all_classes")])
+def test_a_text_in_place_of_a_list_is_refused(tmp_path: Path, name: str, column: str):
+    row = ROWS[name] | {column: "['Paris']"}  # as a table in CSV would hold it
+    (tmp_path / "longbench").mkdir()
+    (tmp_path / "longbench" / f"{name}.jsonl").write_text(json.dumps(row))
+    with pytest.raises(
+        SetupError, match=rf"^data of task 'longbench/{name}', row 1, .*'{column}' must be a list of texts"
+    ):
+        get_task(f"longbench/{name}").docs(Data(tmp_path, env={}, allow_mismatch=True))
+
+
 def test_questions_on_one_text_are_one_cluster(source: Data):
     docs = get_task("longbench/multifieldqa_zh").docs(source)
     assert len(docs) == 2

@@ -92,6 +92,12 @@ def test_a_missing_column_is_named(tmp_path: Path, name: str, column: str):
         get_task(name).docs(data(tmp_path, name, [row]))
 
 
+def test_a_text_in_place_of_a_list_of_types_is_refused(tmp_path: Path):
+    row = HMMT[0] | {"id": "1", "problem_type": "Algebra"}
+    with pytest.raises(SetupError, match="'problem_type' must be a list of texts, and is the text 'Algebra'"):
+        get_task("hmmt_feb25").docs(data(tmp_path, "hmmt_feb25", [row]))
+
+
 @pytest.mark.parametrize("name", sorted(ROWS))
 def test_data_that_are_not_here_get_a_line(tmp_path: Path, name: str):
     text = f"^--data has no data for task '{name}': looked for '.*/{name}/{name}.jsonl'. Give a folder that has it.$"

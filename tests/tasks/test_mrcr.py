@@ -66,7 +66,7 @@ def test_a_length_has_the_rows_between_its_half_and_itself():
 def test_scores():
     doc = docs("mrcr/2needle")[0]
     right = doc.reference["answer"]
-    assert (score(doc, right).value, score(doc, f"hm</think>{right}", thinking=True).value) == (1.0, 1.0)
+    assert (score(doc, right).value, score(doc, f"hm\n</think>\n\n{right}", thinking=True).value) == (1.0, 1.0)
     without = score(doc, right.removeprefix("aYo7SG8CQg"))
     assert (without.value, without.aux) == (0.0, {"similarity": 1.0, "prefix": 0.0})
     other = score(doc, ROWS[1]["answer"].replace("Zk31xPwq0B", "aYo7SG8CQg"))  # the other poem
