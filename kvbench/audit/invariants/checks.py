@@ -22,13 +22,13 @@ class Invariant:
     every layout (dense, paged); False if it compares the layouts itself, or if the layout does not matter.
     """
 
-    check: Callable[[Exam, Any], None]  # takes a `Way` or `AuditLayout`; its docstring's first line is the statement
+    check: Callable[[Exam, Any], None]  # takes a `Way` or `AuditLayout`; docstring: see `statement`
     special: bool = False
     each_layout: bool = True
 
     @property
     def statement(self) -> str:
-        return (self.check.__doc__ or "").splitlines()[0]
+        return " ".join((self.check.__doc__ or "").partition("\n\n")[0].split())
 
 
 INVARIANTS = {
