@@ -133,7 +133,7 @@ class Builder:
             intervals = ()
         own: dict[str, Any] = {}
         for name in PER_TASK:
-            if (given := block.get(name)) and self.gathered.typed(name) is None:
+            if (given := block.get(name)) and self.gathered.over_blocks(name) is None:
                 with self.problems.collect():
                     own[name] = parse(given.source, PARSERS[name], given.value)
         return Grid(methods=tuple(methods), budgets=tuple(budgets), tasks=tuple(tasks), intervals=intervals, **own)
@@ -191,19 +191,19 @@ class Builder:
         return [(choose.canonical(str(typed)), ())]
 
     def _given(self, block: Layer, key: str) -> Given | None:
-        """Return the value of an axis for a ``[[grid]]`` block. A flag or an environment variable overrides the block,
-        and the block overrides the settings outside the blocks.
+        """Return the value of an axis for a ``[[grid]]`` block. A flag, an environment variable or a later file
+        overrides the block, and the block overrides its own file's settings outside the blocks.
 
         For tasks the block overrides everything: --task does not replace the tasks of blocks but selects among them.
         """
         if key == "task" and key in block:
             return block[key]
-        return self.gathered.typed(key) or block.get(key) or self.gathered.first(key)
+        return self.gathered.over_blocks(key) or block.get(key) or self.gathered.first(key)
 
     def _selected(self, grids: list[Grid]) -> tuple[Grid, ...]:
-        """Return the grids of all ``[[grid]]`` blocks. If --task is given, keep only the tasks that --task names.
-        Raises UserError if --task names a task that no block has."""
-        wanted = self.gathered.typed("task")
+        """Return the grids of all ``[[grid]]`` blocks. If --task or a later file names tasks, keep only these. Raises
+        UserError for a named task that no block has."""
+        wanted = self.gathered.over_blocks("task")
         if wanted is None or not any("task" in block for block in self.gathered.blocks):
             return tuple(grids)
         names = split(wanted.source, wanted.value, MISSING["task"])

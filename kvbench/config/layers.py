@@ -29,6 +29,7 @@ KEYS = (*AXES, "method_opt", "protect", *PARSERS)
 ABOUT = ("what", "table", "same", "differs", "needs")
 SUITES = Path(__file__).parent / "suites"
 PREFIX = "KVBENCH_"
+FLAG_ONLY = ("unsafe_run_code",)  # a file or a variable, which may be from somebody else, must not switch it on
 ELSEWHERE = ("KVBENCH_DATA", "KVBENCH_NO_PROGRESS")  # variables that are not settings of a run
 
 
@@ -49,18 +50,25 @@ class Gathered:
     suite.
 
     files: the settings of the suite, then those of the config file; a file that the user did not name is left out.
-    blocks: the ``[[grid]]`` blocks of the config file or, if the config file has no such block, of the suite.
+    blocks: the ``[[grid]]`` blocks of the config file or, if the config file has no such block, of the suite. above:
+    the settings of the files that override the blocks.
     """
 
     files: list[Layer]
     variables: Layer
     flags: Layer
     blocks: list[Layer] = field(default_factory=list)
+    above: list[Layer] = field(default_factory=list)
 
     def first(self, key: str) -> Given | None:
         """Return the value of a setting from the source of highest precedence. None if no source states a value outside
         ``[[grid]]`` blocks."""
         return self.typed(key) or next((layer[key] for layer in reversed(self.files) if key in layer), None)
+
+    def over_blocks(self, key: str) -> Given | None:
+        """Return the value of a setting from the source of highest precedence among those that override the blocks:
+        flag, environment variable, and the config file if the blocks are the suite's. None if none states a value."""
+        return self.typed(key) or next((layer[key] for layer in reversed(self.above) if key in layer), None)
 
     def typed(self, key: str) -> Given | None:
         """Return the value of a setting from its flag or, if the flag is not given, from its environment variable. None
@@ -97,16 +105,21 @@ def gather(
         for key, value in flags.items()
         if key in KEYS and value not in (None, (), [])
     }
-    names = {k: PREFIX + k.upper() for k in KEYS if k != "data"}  # `sources.data` reads KVBENCH_DATA
+    names = {k: PREFIX + k.upper() for k in KEYS if k not in ("data", *FLAG_ONLY)}  # `sources.data` reads KVBENCH_DATA
     variables = {k: Given(environ[n], f"environment variable {n}") for k, n in names.items() if environ.get(n)}
-    blocks: list[Layer] = next((blocks for _, blocks in reversed(files) if blocks), [])
-    return Gathered([layer for layer, _ in files], variables, typed, blocks)
+    layers, grids = [layer for layer, _ in files], [blocks for _, blocks in files]
+    last = max((number for number, blocks in enumerate(grids) if blocks), default=-1)
+    return Gathered(layers, variables, typed, grids[last] if last >= 0 else [], layers[last + 1 :])
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Return a warning for each environment variable KVBENCH_... whose name kvbench does not know."""
     words = {key.lower(): PREFIX + key.upper() for key in (*KEYS, *(n.removeprefix(PREFIX) for n in ELSEWHERE))}
-    sentences = []
+    sentences = [
+        f"environment variable {PREFIX + key.upper()} has no effect; only the flag has."
+        for key in FLAG_ONLY
+        if PREFIX + key.upper() in environ
+    ]
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in words.values():
             close = near(name.removeprefix(PREFIX), list(words), 1)
@@ -191,6 +204,8 @@ class _Lines:
         layer: Layer = {}
         for key, value in table.items():
             line = self._at.get((header, index, key), 1)
+            if key in FLAG_ONLY:
+                raise UserError(f"{self.name}:{line}: {quote(key)} is refused in files. Give the flag instead.")
             if key not in known:
                 raise UserError(f"{self.name}:{line}: {unknown_key(key, known)}")
             layer[key] = Given(value, f"{self.name}:{line}: {quote(key)}")

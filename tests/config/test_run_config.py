@@ -224,6 +224,28 @@ def test_task_flag_selects_among_the_blocks_and_budget_flag_replaces() -> None:
         built(suite="demo", task=["walk/orbit-100"])
 
 
+def test_a_config_file_overrides_the_blocks_of_a_suite(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('task = ["chain"]\nbudget = 100\nlimit = 4\n')
+    config = built(suite="demo", config=path)
+    assert (config.tasks, config.budgets, config.limit_for("chain")) == (("chain",), (100,), 4)
+    assert built(suite="demo", config=path, limit="1", budget=["64"]).budgets == (64,)
+    path.write_text('budget = 100\n[[grid]]\ntask = "chain"\nmethod = "tova"\nbudget = 64\n')
+    assert built(suite="demo", config=path).budgets == (64,)
+
+
+def test_neither_a_file_nor_a_variable_switches_the_sandbox_off(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text("[run]\nunsafe_run_code = true\n")
+    with pytest.raises(UserError, match=r"^c\.toml:2: 'unsafe_run_code' is refused in files"):
+        built(config=path)
+    environ = {"KVBENCH_UNSAFE_RUN_CODE": "1"}
+    assert gather({}, environ).first("unsafe_run_code") is None
+    [warning] = unknown_variables(environ)
+    assert warning == "environment variable KVBENCH_UNSAFE_RUN_CODE has no effect; only the flag has."
+    assert built(method=["full"], task=["walk"], unsafe_run_code=True).unsafe_run_code
+
+
 def test_every_shipped_suite_is_a_valid_run() -> None:
     assert "demo" in suites()
     for name in suites():
