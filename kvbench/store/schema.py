@@ -92,7 +92,12 @@ COLUMNS: tuple[Column, ...] = (
         "code that decoded: torch, or on a GPU the kernel; with graph and compiled if used",
         "host",
     ),
-    Column("status", "name", "", "ok, nan_logits, oom, prompt_too_long; unscored, grader_, judge_ or sandbox_error"),
+    Column(
+        "status",
+        "name",
+        "",
+        "ok, nan_logits, oom, prompt_too_long, prompt_empty; unscored, grader_, judge_ or sandbox_error",
+    ),
     Column("note", "text", "", "why a row failed or has no score", "host"),
     Column("stop_reason", "name", "", "stop, stop_string, or length (truncated)"),
     Column("prompt_sha256", "text", "", "hash of the rendered prompt"),
@@ -211,15 +216,18 @@ def check_row(row: Mapping[str, object]) -> dict[str, Any]:
 
 def as_stored(column: str, value: Any) -> Any:
     """Return a value converted to the JSON type of this column, with secrets hidden. Raises ValueError for a wrong
-    type."""
-    return None if value is None else _convert(_BY_NAME[column], value)
+    type, and for a value that `read_row` would refuse, such as deeply nested JSON."""
+    stored = None if value is None else _convert(_BY_NAME[column], value)
+    if stored is not None and not _FITS[column](stored):
+        raise ValueError(f"column {column}: {value!r} does not read back as written")
+    return stored
 
 
 def read_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
     """Check a row read from a journal, and return it with every column. None if a value does not fit its column, if a
     required column is empty, or if the row has a score although its status is not "ok"."""
     checked: dict[str, Any] = {}
-    for name, fits in _FITS:
+    for name, fits in _FITS.items():
         value = checked[name] = row.get(name)
         if value is not None and not fits(value):
             return None
@@ -275,7 +283,7 @@ def _fitting(column: Column) -> Callable[[Any], bool]:
     return is_text
 
 
-_FITS = tuple((column.name, _fitting(column)) for column in COLUMNS)
+_FITS = {column.name: _fitting(column) for column in COLUMNS}
 
 
 def clean_text(text: str) -> str:

@@ -15,8 +15,8 @@ from support.folders import ROOT
 TEXT = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
 
 
-def block(heading, language):
-    (code,) = re.findall(rf"```{language}\n(.*?)```", TEXT.split(f"\n## {heading}\n")[1].split("\n## ")[0], re.DOTALL)
+def block(heading, language, page=TEXT):
+    (code,) = re.findall(rf"```{language}\n(.*?)```", page.split(f"\n## {heading}\n")[1].split("\n## ")[0], re.DOTALL)
     return code
 
 
@@ -73,6 +73,13 @@ def test_what_the_page_says_of_the_method(folder, calls):
 def test_the_task_runs_from_a_file(folder, kvbench):
     options = "--plugin my_task.py --task my-task --method full --limit 2 --out out -q"
     done = kvbench("run", *options.split(), cwd=folder)
+    assert done.code == 0, done.err
+
+
+def test_the_task_of_the_page_on_tasks_is_complete(tmp_path, kvbench):
+    code = block("A new task", "python", (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8"))
+    (tmp_path / "mine.py").write_text(code, encoding="utf-8")
+    done = kvbench(*"run --plugin mine.py --task mine --method full --max-new-tokens 4 -q".split(), cwd=tmp_path)
     assert done.code == 0, done.err
 
 

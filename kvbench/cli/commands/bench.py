@@ -29,7 +29,7 @@ EPILOG = """Examples:
   kvbench bench --sequences 2 --new-tokens 256 --stretch 64 --plot figures
   kvbench bench --shape qwen3-4b --method full,tova --budget 1024 --prompt 8192 --sequences max --memory 80
   kvbench bench --preset foresightkv-table3
-  kvbench bench --preset gkv-table2 --shape A --scale 32 --sequences 2
+  kvbench bench --preset gkv-table2 --shape A --scale 16 --sequences 2
 """
 
 

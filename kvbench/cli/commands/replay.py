@@ -46,7 +46,7 @@ EPILOG = f"""Examples:
   kvbench replay --method gkv,rkv --budget 48 --interval 32 --task walk --limit 16 --json
   kvbench replay --method golden --method-opt golden.within=mean --budget 32 --task chain
   kvbench replay --method h2o,snapkv --budget 25% --run results/first --out replayed
-  kvbench replay --suite foresightkv-table2 --method-opt foresightkv.scorer=DIR --out table2
+  kvbench replay --suite foresightkv-table2 --out table2
   kvbench replay --analysis overlap,sparsity --task walk --out looked
   kvbench replay --analysis tokens --method gkv,rkv --budget 64 --task walk --limit 1 --out looked
 
