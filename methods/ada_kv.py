@@ -42,6 +42,7 @@ from kvbench.registry import methods
 @dataclass(frozen=True)
 class AdaKV(Wrapper):
     paper = "Feng et al., arXiv 2407.11550"
+    version = "2"  # 2: entries with an infinite score count as a head's best; `base` scores under the same protection
 
     base: str = option("snapkv", "the method that scores, with its options in brackets")
     floor_alpha: float = option(0.2, "share of the budget that is spread evenly over heads", low=0, high=1)
@@ -111,7 +112,7 @@ class AdaKV(Wrapper):
         if self.inner.uniform:
             return even
         quotas = self.inner.quotas(allocation_of([view], [out]))
-        return even if quotas is None else quotas.sum(dim=(1, 2))
+        return even if quotas is None else view.per_row(quotas).sum(dim=-1)
 
     def _counts(
         self, view: LayerView, score: torch.Tensor, among: torch.Tensor, left: torch.Tensor, sure: torch.Tensor | None
@@ -134,8 +135,8 @@ def _weighted(score: torch.Tensor, among: torch.Tensor, best: torch.Tensor) -> t
     """Multiply each head's scores by a factor: the sum of the head's `best` [b] largest scores, divided by the sum of
     all its scores.
 
-    If a layer has a negative score, the layer's lowest score is first subtracted from all of the layer's scores. among:
-    the entries that compete; all others get -inf.
+    If a layer has a negative score, the layer's lowest score is first subtracted from all of the layer's scores.
+    Infinite scores stay as they are and do not count in the sums. among: the entries that compete; others have -inf.
     """
     finite = among & score.isfinite()
     lowest = torch.where(finite, score, float("inf")).amin(dim=(1, 2), keepdim=True).clamp(max=0.0)
@@ -144,7 +145,7 @@ def _weighted(score: torch.Tensor, among: torch.Tensor, best: torch.Tensor) -> t
     ranked = torch.where(finite, score, 0.0).double().sort(dim=-1, descending=True).values
     top = torch.arange(ranked.shape[-1], device=ranked.device) < best[:, None, None]
     share = (ranked * top).sum(dim=-1) / ranked.sum(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
-    return torch.where(finite, score * share.float()[..., None], float("-inf"))
+    return torch.where(finite, score * share.float()[..., None], score)
 
 
-delegate(AdaKV)  # all else is as `base` declares it
+delegate(AdaKV, "summed")  # all else is as `base` declares it

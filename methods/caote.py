@@ -61,6 +61,9 @@ class CAOTE(Method):
     def protect(self, budget: int) -> Protect:
         return Protect(sinks=self.sinks, recent=self.voters)
 
+    def summed(self, view: LayerView) -> int:
+        return self.voters if self.form == "squared" else 1
+
     def trigger(self, interval: int) -> Trigger:
         return Every(interval) if self.form == "mean" else Once()
 

@@ -6,8 +6,8 @@ arXiv 2502.00299.
 The option `base` names another method: its name, or its name with options as tables print it. The base gives the
 scores, the protected tokens and the time of eviction. With c = `chunk`, the tokens at the positions from i c to
 (i + 1) c - 1 form a chunk. The score of a chunk is the mean of the base's scores over the chunk's entries in all heads
-of the layer, without the entries that the base protects. Chunks with a protected entry come before all others. The best
-chunks stay.
+of the layer, without the entries that the base protects. In the mean, the score inf, with which a base keeps an entry,
+counts as the layer's largest finite score. Chunks with a protected entry come before all others. The best chunks stay.
 
 If the budget ends inside a chunk, each head keeps the entries of this chunk with the base's best scores; with a single
 chunk, the base decides alone. `whole=true` drops the chunk in which the budget ends, so fewer entries than the budget
@@ -40,6 +40,7 @@ LAST = (1 << 63) - 1  # rank of invalid entries
 @dataclass(frozen=True)
 class ChunkKV(Wrapper):
     paper = "Liu et al., arXiv 2502.00299"
+    version = "2"  # 2: an infinite score does not decide for its chunk; `base` scores under the same protection
 
     base: str = option("snapkv", "the method that scores, with its options in brackets")
     chunk: int = option(20, "tokens in a chunk", low=1)
@@ -82,9 +83,10 @@ def run_ranks(
 ) -> torch.Tensor:
     """Return for each entry the rank of its chunk, [b, Hk, N] int64: 0 for the best chunk, the same in all heads.
 
-    A chunk's score is the mean over its entries in all heads, without the entries that the mask `must` marks. Chunks
-    with a marked entry come before all others. Of chunks with equal scores the newer is better. Invalid entries get
-    LAST. length: tokens of a chunk; longest: a number above all positions.
+    A chunk's score is the mean over its entries in all heads, without the entries that the mask `must` marks. In it the
+    score inf counts as the largest finite score of unmarked entries. Chunks with a marked entry come before all others.
+    Of chunks with equal scores the newer is better. Invalid entries get LAST. length: tokens of a chunk; longest: a
+    number above all positions.
     """
     run = (torch.where(valid, positions, 0) // length).flatten(1)  # a place without an entry has any position
 
@@ -92,9 +94,9 @@ def run_ranks(
         empty = torch.zeros(len(x), longest // length + 1, dtype=torch.float64, device=x.device)
         return empty.scatter_add_(1, run, x.double().flatten(1))
 
-    free = valid & ~must
-    mean = sums(torch.where(free, score, 0.0)) / sums(free)
-    best = float("inf")
+    free, best = valid & ~must, float("inf")
+    largest = torch.where(free & (score < best), score, -best).amax(dim=(1, 2), keepdim=True)
+    mean = sums(torch.where(free, score.minimum(largest), 0.0)) / sums(free)
     mean = mean.nan_to_num(-best, best, -best).masked_fill_(sums(must & valid) > 0, best)
     number = torch.arange(mean.shape[1], device=mean.device).expand_as(mean)
     rank = order_key(mean.float(), number).argsort(dim=-1, descending=True).argsort(dim=-1)

@@ -17,8 +17,9 @@ A base may give heads or layers different budgets, as ada-kv and pyramidkv do. A
 several layers together, such as headkv, is refused.
 
 Defaults: rho 0.5, epsilon 1e-4, floor_alpha 0.2 as in paper and kvpress; window 32 as in the authors' code (kvpress
-64). As in kvpress, epsilon is added to an entry's mean score per query: its score divided by the number of queries in
-the base's window. The lowest score of the layer is subtracted from all, because scores may be negative.
+64). As in kvpress, epsilon is added to an entry's mean score per query: a base's score that is a sum over queries, such
+as snapkv's, is divided by their number. The lowest score of the layer is subtracted from all, because scores may be
+negative.
 
 Traps: if rho C_h is at most the window, stage 1 chooses no entry beside the protected ones; with
 `window_in_stage1=false`, stage 1 keeps int(rho C_h) entries beside them, but at most C_h in all. Epsilon is as large as
@@ -32,8 +33,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from kvbench.eviction.api import Column, Method, Needs, ScoreOut, option
-from kvbench.eviction.choose import from_label
-from kvbench.eviction.delegate import check_base, delegate
+from kvbench.eviction.delegate import check_base, delegate, wrapped
 from kvbench.eviction.new_tokens import NewTokens
 from kvbench.eviction.select import allocation_of, competing, keep_mask
 from kvbench.eviction.terms.rkv_slot_order import RANK
@@ -47,6 +47,7 @@ from kvbench.registry import methods
 @dataclass(frozen=True)
 class CriticalKV(Method):
     paper = "Feng et al., arXiv 2502.03805"
+    version = "2"  # 2: only sums over queries are divided by their number; `base` scores under the same protection
 
     base: str = option("snapkv(kernel=5, pool=avg)", "the method that scores, with its options in brackets")
     rho: float = option(0.5, "share of a head's budget that the base's scores alone decide", low=0, high=1)
@@ -74,7 +75,7 @@ class CriticalKV(Method):
     def inner(self) -> Method:
         """Return the method that the option `base` names; with `ada`, inside ada-kv."""
         options = f"floor=guarantee, normalize=false, floor_alpha={self.floor_alpha}"
-        return from_label(f"ada-kv(base={self.base}, {options})" if self.ada else self.base)
+        return wrapped(f"ada-kv(base={self.base}, {options})" if self.ada else self.base, self.protection)
 
     def needs(self) -> Needs:
         return replace(self.inner.needs(), layer_weights=("o_proj",))
@@ -91,7 +92,7 @@ class CriticalKV(Method):
         votes = torch.where(free, out.score.float(), 0.0)
         first = keep_mask(votes, view.positions, view.valid, view.valid & ~free, self._first(view, out, free))
         votes = votes - torch.where(votes.isfinite(), votes, 0.0).amin(dim=(1, 2), keepdim=True)
-        votes = votes.clamp(0.0, torch.finfo(votes.dtype).max) / max(1, self.inner.needs().width)
+        votes = votes.clamp(0.0, torch.finfo(votes.dtype).max) / self.inner.summed(view)
         score = (votes + self.epsilon) * torch.where(free, view.columns[VALUE_NORM.name], 0.0)
         return ScoreOut(score.masked_fill(first, float("inf")), out.columns, out.stats)
 

@@ -10,7 +10,8 @@ query head
     a_j = softmax_j(mu k_j / sqrt(d) + k_j^T Sigma k_j / (2 d))      over all entries but the sinks
 
 and the score is (mean of a_j over the group + epsilon) * |v_j|; `vnorm=false` omits the factor |v_j|. Sinks always
-stay. Defaults: n_future 512, sinks 4, epsilon 0.
+stay. Where another protection (`--protect`) does not keep one of the first `sinks` tokens, its entry is scored like all
+others. Defaults: n_future 512, sinks 4, epsilon 0.
 
 kvpress computes the moments from the prompt, and while decoding from the last hidden states that it stored. Here each
 layer has running moments, which every later query updates.
@@ -22,7 +23,8 @@ from dataclasses import dataclass
 
 from kvbench.eviction.api import Method, Needs, Protect, State, option
 from kvbench.eviction.rope import Rope
-from kvbench.eviction.terms.blocks import in_blocks
+from kvbench.eviction.select import competing
+from kvbench.eviction.terms.blocks import blocks, in_blocks
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 from kvbench.registry import methods
@@ -32,6 +34,7 @@ from kvbench.registry import methods
 @dataclass(frozen=True)
 class ExpectedAttention(Method):
     paper = "Devoto et al., arXiv 2510.00636"
+    version = "2"  # 2: first tokens that another protection does not keep are scored
     stacked = True
 
     n_future: int = option(512, "number of next positions over which the rotation is averaged", low=1)
@@ -53,22 +56,31 @@ class ExpectedAttention(Method):
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
         """Merge the mean and covariance of new queries into the stored mean and covariance of all earlier ones. A sum
         of squares would lose precision in float32; merging means and covariances does not."""
-        queries = view.rotate(view.queries, -view.query_positions)
-        counted = (view.query_positions >= self.sinks)[:, None, :, None]  # [b, 1, w, 1]
+        merged = {state.name: torch.empty_like(view.states[state.name]) for state in self.states()}
+        for block in blocks(view.queries, view.queries.shape[1:].numel()):
+            for name, rows in self._merge(view, block).items():
+                merged[name][block] = rows
+        return merged
+
+    def _merge(self, view: LayerView, block: slice) -> dict[str, torch.Tensor]:
+        """Do what `observe` does, for a block of the view's rows."""
+        at = view.query_positions[block]
+        queries = view.rotate(view.queries[block], -at)
+        counted = (at >= self.sinks)[:, None, :, None]  # [b, 1, w, 1]
         new = counted.sum(dim=(1, 2, 3)).float()
-        old = view.states["count"]
+        old, before = view.states["count"][block], view.states["mean"][block]
         total = (old + new).clamp_min(1)
         mean = torch.where(counted, queries, 0.0).sum(dim=2) / new.clamp_min(1)[:, None, None]
-        gap = mean - view.states["mean"]
-        values = {"count": old + new, "mean": view.states["mean"] + gap * (new / total)[:, None, None]}
+        gap = mean - before
+        values = {"count": old + new, "mean": before + gap * (new / total)[:, None, None]}
         if self.covariance:
             centred = torch.where(counted, queries - mean[:, :, None], 0.0)
             between = gap[..., :, None] * gap[..., None, :] * (old * new / total)[:, None, None, None]
-            values["spread"] = view.states["spread"] + centred.transpose(-1, -2) @ centred + between
+            values["spread"] = view.states["spread"][block] + centred.transpose(-1, -2) @ centred + between
         return values
 
     def score(self, view: LayerView) -> torch.Tensor:
-        among = view.valid & (view.positions >= self.sinks)
+        among = competing(self, view) | (view.valid & (view.positions >= self.sinks))
         logits = self._logits(view, torch.where(view.valid[..., None], view.keys.float(), 0.0))
         expected = logits.masked_fill(~among[:, :, None], float("-inf")).softmax(dim=-1).mean(dim=2)
         expected = torch.where(among, expected, 0.0)  # the softmax is NaN for a head that holds only sinks

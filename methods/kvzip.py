@@ -11,7 +11,8 @@ starting with " and the last `postfix` tokens of the previous chunk. Score:
             softmax over [sinks, this chunk, the probe's own keys up to the query]
 
 for the keys j of that chunk only. Defaults: chunk 2000, postfix 8, one competition over all layers and heads, 4 sinks
-that always stay (as in kvpress).
+that always stay (as in kvpress). If another protection (`--protect`) does not keep all sinks, the first chunk begins
+with the first sink that it does not keep.
 
 The released code evicts before the question is read (here `--compress query-agnostic`; otherwise entries of the
 question compete too) and always keeps the system prompt. With a budget of n entries, the released code keeps only
@@ -37,6 +38,7 @@ LATER = "\n\nRepeat the part of the previous context exactly, starting with "
 @dataclass(frozen=True)
 class KVzip(Method):
     paper = "Kim et al., arXiv 2505.23416"
+    version = "2"  # 2: first tokens that another protection does not keep are scored
     kind = "probes"
 
     chunk: int = option(2000, "prompt tokens that one probe repeats", low=1)
@@ -64,12 +66,13 @@ class KVzip(Method):
 
     def probes(self, prompt: Prompt) -> Generator[Probe, int, None]:
         total = len(prompt.ids)
-        for start in range(self.sinks, total, self.chunk):
+        first = self.sinks if self.replaced is None else min(self.sinks, self.replaced.sinks)
+        for start in range(first, total, self.chunk):
             end = min(start + self.chunk, total)
-            if start == self.sinks:
+            if start == first:
                 question = prompt.encode(FIRST)
             else:
-                question = prompt.encode(LATER) + prompt.ids[max(start - self.postfix, self.sinks) : start]
+                question = prompt.encode(LATER) + prompt.ids[max(start - self.postfix, first) : start]
             yield Probe(tokens=(*question, *prompt.reply_header, *prompt.ids[start:end]), span=(start, end))
 
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:

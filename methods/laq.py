@@ -73,6 +73,9 @@ class LAQ(Method):
     def protect(self, budget: int) -> Protect:
         return Protect(recent=self.w2)
 
+    def summed(self, view: LayerView) -> int:
+        return self.n + self.w2
+
     def trigger(self, interval: int) -> Trigger:
         return Once()
 

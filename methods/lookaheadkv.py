@@ -49,6 +49,12 @@ class LookaheadKV(Method):
     def protect(self, budget: int) -> Protect:
         return Protect(recent=self.recent)
 
+    def unscored(self) -> int:
+        return self.recent
+
+    def summed(self, view: LayerView) -> int:
+        return len(view.weights["embeddings"])
+
     def trigger(self, interval: int) -> Trigger:
         return Once()
 

@@ -58,6 +58,12 @@ class MorphKV(Method):
     def protect(self, budget: int) -> Protect:
         return Protect(recent=self.window + 1)
 
+    def unscored(self) -> int:
+        return self.window + 1  # even if fewer of them vote
+
+    def summed(self, view: LayerView) -> int:
+        return self._voters if self.fuse == "sum" else 1
+
     def score(self, view: LayerView) -> torch.Tensor:
         last = view.last_queries(self._voters + 1)
         window = replace(last, queries=last.queries[:, :, :-1], query_positions=last.query_positions[:, :-1])

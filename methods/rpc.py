@@ -60,6 +60,12 @@ class RPC(Method):
     def protect(self, budget: int) -> Protect:
         return Protect(recent=self.R, prompt=self.form == "native")
 
+    def unscored(self) -> int:
+        return self.R  # whichever of their queries vote
+
+    def summed(self, view: LayerView) -> int:
+        return self.needs().window
+
     def trigger(self, interval: int) -> Trigger:
         return Every(self.P, after=self.R) if self.form == "native" else Every(interval)
 

@@ -33,7 +33,7 @@ Traps of the released code:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -41,7 +41,7 @@ from kvbench.errors import quote
 from kvbench.eviction.api import Every, Method, Needs, Once, Protect, ScoreOut, Trigger, option
 from kvbench.eviction.choose import from_label
 from kvbench.eviction.combined import Combined
-from kvbench.eviction.delegate import delegate, named
+from kvbench.eviction.delegate import delegate, named, wrapped
 from kvbench.eviction.options import OptionError
 from kvbench.eviction.protection import parse_protection
 from kvbench.eviction.view import LayerView
@@ -128,7 +128,8 @@ class AnswerPart(Method):
 @dataclass(frozen=True)
 class Scope(Method):
     paper = "Wu et al., arXiv 2412.13649"
-    version = "2"  # 2: its option `protection` holds, and the least attended entries of the prompt go first
+    version = "3"  # 2: its option `protection` holds, and the least attended entries of the prompt go first;
+    # 3: with base=laq, the draft reads as many entries of the prompt as its share allows
 
     base: str = option("snapkv", "the method that evicts the prompt, with its options in brackets")
     form: Literal["slide", "adaptive", "discontinuous"] = option(
@@ -154,9 +155,9 @@ class Scope(Method):
     @cached_property
     def inner(self) -> Combined:
         """The combination of two methods: `PromptPart` evicts the prompt, `AnswerPart` the answer."""
-        base, recent, replaced = from_label(self.base), self.recent, parse_protection(self.protection)
-        if replaced is not None:
-            base, recent = replace(base, protection=self.protection), max(recent, replaced.recent)
+        replaced = parse_protection(self.protection)
+        recent = self.recent if replaced is None else max(self.recent, replaced.recent)
+        base = wrapped(self.base, self.protection)
         answer = AnswerPart(self.share, recent, self.delta, self.form, protection=self.protection)
         return Combined(("base", "answer"), PromptPart(base, self.share, recent), answer)
 

@@ -23,6 +23,8 @@ from kvbench.registry import methods
 @methods.register("text-first")
 @dataclass(frozen=True)
 class TextFirst(Wrapper):
+    version = "2"  # 2: `base` scores under the same protection
+
     base: str = option("gkv", "the method that scores, with its options in brackets")
 
     def __post_init__(self) -> None:
@@ -45,4 +47,4 @@ class TextFirst(Wrapper):
         return replace(super().keeps_always(budget), text=True)
 
 
-delegate(TextFirst, "quotas", "selector", "settled", "scope", "joint", "uniform")
+delegate(TextFirst, "quotas", "selector", "settled", "scope", "joint", "uniform", "summed")

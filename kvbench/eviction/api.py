@@ -23,6 +23,7 @@ Everything else has a default, which a method can override:
     scores across layers           settled()    final scores, made from those of all layers, if the method is `joint`
     a budget that is not constant  allowed()    entries that may stay after an eviction
     extra tokens to run            probes()     read against the prompt's cache, for observe(), then dropped
+    votes that are sums            summed()     the number of queries whose attention a score sums
     learned weights and tables     weights()    loaded, checked, and given as view.weights
     all layers in one call         stacked      faster, above all on a GPU; then `score` must not read `view.layer`
 
@@ -177,6 +178,13 @@ class Method(ABC):
         """
         needs = self.needs()
         return min(needs.width, self.protect(1 << 30).recent) if needs.queries == "window" else 0
+
+    def summed(self, view: LayerView) -> int:
+        """Return the number of queries over which the scores are sums; 1 if they are means, or no attention.
+
+        criticalkv divides the scores by this number.
+        """
+        return 1
 
     @cached_property
     def replaced(self) -> Protection | None:

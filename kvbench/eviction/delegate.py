@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from operator import attrgetter
 from typing import Any
@@ -11,12 +12,12 @@ from kvbench.errors import UserError, quote
 from kvbench.eviction.api import Method
 from kvbench.eviction.choose import from_label
 from kvbench.eviction.options import OptionError
-from kvbench.eviction.protection import parse_protection
+from kvbench.eviction.protection import OWN, parse_protection
 
 # What the engine reads from a method beside its scores, quotas, protection and smallest budget.
 DECLARATIONS = (
     *("needs", "columns", "states", "trigger", "allowed", "observe", "on_tokens", "reads_tokens"),
-    *("probes", "drafts", "weights", "notes", "per_query_head", "stacked", "decode_bounded"),
+    *("probes", "drafts", "weights", "notes", "per_query_head", "stacked", "decode_bounded", "ragged", "needs_aligned"),
 )
 
 
@@ -28,7 +29,14 @@ class Wrapper(Method):
     @cached_property
     def inner(self) -> Method:
         """The method that the option `base` names; it computes the scores."""
-        return from_label(self.base)
+        return wrapped(self.base, self.protection)
+
+
+def wrapped(label: str, protection: str) -> Method:
+    """Return the method that a label names, for a wrapper with this option `protection`. Unless the option is `own`,
+    the method gets it too, because some methods read their protection while they score."""
+    method = from_label(label)
+    return method if protection == OWN else replace(method, protection=protection)
 
 
 def delegate(cls: Any, *more: str) -> None:

@@ -175,6 +175,8 @@ def test_listing_methods_does_not_import_torch():
         ("snapkv+tova", {}, "'tova' needs the same tokens in all heads"),
         ("snapkv+trimkv", {"snapkv.heads": "query"}, "'trimkv' has trained weights.*give snapkv.heads=kv"),
         ("ada-kv", {"base": "tova"}, "must name a method that does not average over heads; got 'tova'"),
+        ("snapkv+chunkkv", {"chunkkv.base": "tova"}, "'chunkkv' needs the same tokens in all heads"),
+        ("criticalkv", {"base": "chunkkv(base=tova)"}, "must name a method that does not average over heads"),
     ],
 )
 def test_combinations_whose_scores_would_be_wrong_are_refused(name, options, why):

@@ -14,7 +14,9 @@ from kvbench.errors import UserError
 from kvbench.eviction.api import Protect
 from kvbench.eviction.choose import from_label
 from kvbench.eviction.protection import parse_protection
+from kvbench.eviction.rope import Rope
 from kvbench.eviction.select import protected
+from kvbench.eviction.view import make_view
 
 
 @pytest.mark.parametrize(
@@ -85,19 +87,50 @@ def test_a_base_under_another_protection_gives_room_to_every_layer() -> None:
     assert from_label("ada-kv(base=pyramidkv(window=8))").layerwise
 
 
-@pytest.mark.parametrize("label", ["random(prompt=all)", "triattention", "lagkv(sinks=4, lag=8)"])
-def test_scores_that_protect_give_way(label: str) -> None:
-    """Under another protection no score may keep what the method keeps by an infinite score of its own."""
-    loaded, kept = with_tables(build("llama")), []
-    method = from_label(f"{label.removesuffix(')')}{', ' if '(' in label else '('}protection=recent=8)")
+def evictions(label: str) -> list[tuple[int, set[int]]]:
+    """Tokens seen and positions kept, for every eviction, layer and head of a sequence of 76 tokens."""
+    kept = list[tuple[int, set[int]]]()
 
     def log(key: int, seen: int, layer: int, heads: Sequence[torch.Tensor]) -> None:
-        kept.extend(set(head.tolist()) for head in heads)
+        kept.extend((seen, set(head.tolist())) for head in heads)
 
+    loaded, method = with_tables(build("llama")), from_label(label)
     engine = Engine(loaded, method, budget=24, interval=8, slots=1, max_tokens=100, log=log)
     list(engine.generate(requests(lengths=(16,), new_tokens=(60,), samples=1)))
     assert kept
-    assert any(not {0, 1, 2, 3} <= positions for positions in kept)
+    return kept
+
+
+PROTECT = (
+    *("random(prompt=all)", "triattention", "lagkv(sinks=4, lag=8)", "criticalkv(base=random(prompt=all))"),
+    *("ada-kv(base=random(prompt=all))", "chunkkv(base=lagkv(sinks=4, lag=8), chunk=4)"),
+)
+
+
+@pytest.mark.parametrize("label", PROTECT)
+def test_scores_that_protect_give_way(label: str) -> None:
+    """Under another protection no score may keep what the method keeps by an infinite score of its own."""
+    kept = evictions(f"{label.removesuffix(')')}{', ' if '(' in label else '('}protection=recent=8)")
+    assert any(not {0, 1, 2, 3} <= positions for _, positions in kept)
+
+
+def test_uneven_budgets_of_layers_that_decide_together_have_room() -> None:
+    kept = evictions("ada-kv(base=chunkkv(base=gkv(window=8), chunk=4, whole=true), protection=recent=16)")
+    assert all({*range(seen - 16, seen)} <= positions for seen, positions in kept)
+
+
+def test_sinks_that_another_protection_does_not_keep_are_scored() -> None:
+    states = {"count": torch.tensor([5.0]), "mean": torch.ones(1, 1, 2)}
+    keys = torch.randn(1, 1, 12, 2, generator=torch.Generator().manual_seed(0))
+    view = make_view(keys, budget=6, prompt_len=8, states=states, rope=Rope(torch.zeros(1)))
+
+    def score(options: str) -> torch.Tensor:
+        return from_label(f"expected-attention(covariance=false, {options})").score(view)
+
+    assert torch.equal(score("protection=recent=2"), score("sinks=0"))
+    assert torch.equal(score("protection=sinks=2"), score("sinks=2"))
+    for kept in ("sinks=4+recent=1", "sinks=5", "prompt=50%+sinks=4", "prompt"):
+        assert torch.equal(score(f"protection={kept}"), score("sinks=4"))
 
 
 def test_text_stays_before_images_under_any_protection() -> None:
@@ -122,6 +155,9 @@ def test_each_part_of_two_methods_has_its_own() -> None:
         ),
         ("rkv(compat=reference, protection=recent=8)", "is not in the code that compat=reference reproduces"),
         ("h2o(protection=newest)", "takes own, none, or some of prompt"),
+        ("rpc(selectors=new, protection=recent=31)", "must keep the newest 32 tokens"),
+        ("morphkv(voters=8, protection=recent=32)", "must keep the newest 33 tokens"),
+        ("lookaheadkv(recent=32, protection=none)", "must keep the newest 32 tokens"),
     ],
 )
 def test_methods_that_cannot_take_it_say_why(label: str, said: str) -> None:

@@ -133,6 +133,8 @@ def test_invalid_options():
 def test_where_a_press_does_not_fit():
     with pytest.raises(UserError, match="every KV head, but 'ada-kv' keeps different numbers"):
         make("ada-kv+kvpress:KnormPress", {})
+    with pytest.raises(UserError, match="every KV head, but 'ada-kv' keeps different numbers"):
+        make("ada-kv+chunkkv", {"chunkkv.base": "kvpress:KnormPress"})
     with pytest.raises(UserError, match="must name a method that can score heads of uneven lengths"):
         make("ada-kv", {"base": "kvpress:KnormPress"})
     with pytest.raises(UserError, match=r"only attention of class LlamaAttention, .* model type 'phi' has a layer "):

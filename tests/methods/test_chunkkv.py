@@ -69,6 +69,18 @@ def test_runs_are_those_of_the_text_after_an_eviction():
     assert [int(in_whole_runs(rank.gather(-1, order), budget)) for budget in (2, 3, 5, 6)] == [0, 3, 3, 6]
 
 
+def test_an_infinite_score_counts_as_the_largest_finite_one():
+    inf = float("inf")
+    positions, none = torch.arange(8).expand(1, 2, -1), torch.zeros(1, 2, 8, dtype=torch.bool)
+    score = torch.tensor([[[5.0, 5, 5, 5, inf, 0, 0, 0], [4.0, 4, 4, 4, inf, 0, 0, 0]]])
+    finite = score.clamp(max=5)
+    for given in (score, finite):
+        rank = run_ranks(given, positions, ~none, none, 4, 8)
+        assert rank.tolist() == [[[0, 0, 0, 0, 1, 1, 1, 1]] * 2]
+    rank = run_ranks(torch.full_like(score, inf), positions, ~none, none, 4, 8)
+    assert bool((rank[..., :4] > rank[..., 4:]).all())  # of equal scores the newer stays
+
+
 @pytest.mark.parametrize(
     ("base", "why"),
     [

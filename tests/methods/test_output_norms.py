@@ -8,7 +8,7 @@ import torch
 from kvbench.eviction.api import ScoreOut
 from kvbench.eviction.new_tokens import NewTokens
 from kvbench.eviction.options import OptionError
-from kvbench.eviction.select import decide
+from kvbench.eviction.select import competing, decide
 from kvbench.eviction.terms import value_norm
 from kvbench.eviction.terms.value_norm import projected_norms
 from kvbench.eviction.view import make_view
@@ -103,6 +103,36 @@ def test_sums_over_a_window_are_divided_by_it():
         method = CRITICAL(base=f"snapkv(window={window}, kernel=1)", rho=0.0, epsilon=0.01)
         scores.append(method.score(view).score[0, 0, :22])
     torch.testing.assert_close(scores[0], scores[1])
+
+
+SUMS = {
+    "snapkv(window=4)": 4, "snapkv-decode(window=4)": 1, "gkv(window=4)": 1, "rkv(window=4)": 1,
+    "laq(inner=knorm, n=3, w2=4)": 7, "lookaheadkv": 5, "speckv(window=4, n=3)": 1,
+    "speckv(window=4, n=3, reduce=mean)": 7, "morphkv(window=4, voters=3)": 3, "morphkv(window=4, fuse=max)": 1,
+    "rpc(R=4)": 4, "rpc(R=4, selectors=new)": 1, "caote(form=squared, window=4)": 4, "vase(window=4)": 1, "h2o": 1,
+    "ada-kv(base=snapkv(window=4))": 4, "text-first(base=snapkv(window=4))": 4, "chunkkv(base=snapkv(window=4))": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("base", "queries"), SUMS.items())
+def test_only_sums_over_queries_are_divided_by_their_number(base, queries):
+    method = CRITICAL(base=base, rho=0.0, epsilon=0.01)
+    columns = {column.name: random(1, 2, 30, seed=i).abs() for i, column in enumerate(method.columns())}
+    asked = random(1, 4, method.needs().width, 8, seed=9)
+    weights = {"embeddings": torch.zeros(5, 8)}
+    view = make_view(random(1, 2, 30, 8), asked, budget=14, columns=columns, weights=weights)
+    free = competing(method, view)
+    votes = torch.where(free, ScoreOut.of(method.inner.score(view)).score, 0.0)
+    wanted = ((votes - votes.amin(dim=(1, 2), keepdim=True)) / queries + 0.01) * columns["value_norm"]
+    torch.testing.assert_close(method.score(view).score[free], wanted[free])
+
+
+def test_ada_kv_counts_entries_that_criticalkv_keeps_in_any_case():
+    """With rho 1 each head's best two have an infinite score. The other scores of head 0 are larger than of head 1."""
+    votes = [[-1.0, -2.0, -3.0, -4.0, -5.0, -6.0], [-11.0, -12.0, -13.0, -14.0, -15.0, -16.0]]
+    view = line(votes, [[1.0] * 6] * 2, 2, heads=2)
+    method = methods.get("ada-kv")(base="criticalkv(base=knorm, rho=1.0)", floor_alpha=0.0)
+    assert kept(method, view) == [[0, 1], [0, 1]]
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,14 @@ def test_kvzip_does_not_name_sinks_as_the_chunk_before():
     assert probes[1].tokens == (*later, 4, 5, 6, 7)
 
 
+def test_kvzip_scores_sinks_that_another_protection_does_not_keep():
+    method = methods.get("kvzip")(chunk=4, sinks=2, protection="recent=8")
+    assert [p.span for p in method.probes(FakePrompt())] == [(0, 4), (4, 8), (8, 10)]
+    keys, rows, own = random(1, 2, 14, 4), random(1, 4, 5, 4, seed=1), random(1, 2, 5, 4, seed=2)
+    view = probed(make_view(keys, budget=6, columns={"zip": torch.zeros(1, 2, 14)}), rows, own, span=(0, 4))
+    torch.testing.assert_close(method.observe(view)["zip"], kvzip_by_hand(view, (0, 4), 2))
+
+
 def kvzip_by_hand(view, span, sinks):
     """One query head of KV head h at a time, with nothing but a softmax."""
     b, hq, m, d = view.queries.shape

@@ -124,6 +124,16 @@ def test_entries_of_the_prompt_go_last_and_the_least_attended_first():
     assert decision.keep[0, 0].nonzero()[:, 0].tolist() == [0, 2, 3, 7]
 
 
+def test_a_draft_reads_as_many_entries_of_the_prompt_as_stay():
+    """laq drafts from a copy of the prompt's cache, so a share of a budget is as good as a smaller budget."""
+    laq = "laq(inner=knorm, w2=4)"
+    share = kept(from_label(f"scope(base={laq}, share=0.5, recent=4)"), budget=40, new=4)
+    alone = kept(from_label(laq), budget=20, new=4)
+    assert [seen for seen, _ in share] == [seen for seen, _ in alone]
+    for (_, mine), (_, other) in zip(share, alone, strict=True):
+        assert all(torch.equal(a.sort().values, b.sort().values) for a, b in zip(mine, other, strict=True))
+
+
 LABELS = (
     *("scope+gkv", "snapkv+scope", "text-first(base=scope)", "ada-kv(base=scope)", "chunkkv(base=scope)"),
     *("laq(inner=scope)", "criticalkv(base=scope)", "criticalkv(base=scope, ada=true)", "scope(base=scope)"),

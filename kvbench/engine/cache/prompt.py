@@ -66,6 +66,7 @@ class PromptCache:
         self.noise_keys = [noise.signed64(key) for key in noise_keys]
         self.device, self.recurrent, self.images = device, recurrent, images
         self.peak_bytes = 0
+        self.logits: torch.Tensor | None = None  # [b, V] after the prompt's newest token; None before the first pass
         self.prompt_rows: dict[int, int] = {}  # layer -> entries per head of the prompt, without probes
         self.extra = 0  # tokens of kept probes
         self._by_index = {g.index: g for g in geometry}
@@ -183,9 +184,9 @@ class PromptCache:
         self.reduce()
 
     def evicted_by(self, method: Method) -> PromptCache:
-        """Return a copy of the cache for probes, evicted by `method` under the same budget. Nothing is evicted if the
-        trigger of `method` demands no eviction."""
-        rules = replace(self.rules, method=method, weights={}, elsewhere={})
+        """Return a copy of the cache for probes. `method` evicts from it, down to as many entries as may stay of the
+        prompt (`allowed`). Nothing is evicted if the trigger of `method` demands no eviction."""
+        rules = replace(self.rules, method=method, budget=self.allowed(), weights={}, elsewhere={})
         other = PromptCache(
             self.geometry,
             rules,
@@ -214,6 +215,14 @@ class PromptCache:
         for g in self.geometry:
             if g.window is not None:
                 self.layers[g.index].forget_before(self.seen - g.window + 1, self.seen)
+
+    def finite(self) -> bool:
+        """Return whether the logits and all that the layers store are finite. The host waits for the device.
+
+        The logits count too, because the layers may have dropped the entries with NaN. They may be -inf.
+        """
+        nan = self.logits is not None and bool(self.logits.isnan().any())
+        return all(layer.finite() for layer in self.layers.values())
 
     def held(self) -> float:
         """Return the number of entries that a head holds, a mean over the heads of all layers that are evicted."""

@@ -30,6 +30,9 @@ class PromptVote(Method):
     def protect(self, budget: int) -> Protect:
         return Protect(recent=self.window)
 
+    def summed(self, view: LayerView) -> int:
+        return self.window
+
     def trigger(self, interval: int) -> Trigger:
         return Once()
 
