@@ -82,29 +82,29 @@ def first_decision(base: Cell, new: Cell) -> FirstDecision | str | None:
 def decided(side: Side, config: RunConfig, inputs: Inputs) -> Side:
     """Let the model read stored answers of the full cache again with each method of `config`.
 
-    The answers are the first `MOST` of each task. Returns the side with the methods' decisions. A cell gets
-    decisions if `config` has its task, method and budget. All other cells, and cells without a budget, get none.
+    The answers are the first `MOST` of each task. Returns the side with the methods' decisions. A cell gets decisions
+    if `config` has its task, method, budget and interval. All other cells, and cells without a budget, get none.
     inputs: the model and the prompts of `config`. Raises UserError, SetupError.
     """
-    from kvbench.eviction import choose
     from kvbench.replay.traces import stored_answers
+    from kvbench.runner.workload import make_method
 
     [folder] = side.folders
     loaded = inputs.load_model(config)
-    found: dict[tuple[str, str, Any], Mapping[str, Decisions]] = {}
-    for grid in config.grids:
-        for task in grid.tasks:
-            work = inputs.works[task]
-            say = terminal.warning
-            traces = stored_answers(folder, work, loaded.tokenizer, inputs.context, config.seed, say)[:MOST]
-            longest = max(prompt.max_tokens for prompt in work.prompts)
-            for choice in grid.methods:
-                for budget in grid.budgets if choice.takes_budget else ():
-                    method = choose.make(choice.name, dict(choice.options))
-                    label = method_label(choice.name, canonical_json(method.options()))
-                    found[task, label, budget] = _read(loaded, method, budget, traces, config.interval, longest)
+    found: dict[tuple[str, str, Any, int | None], Mapping[str, Decisions]] = {}
+    for task in config.tasks:
+        work = inputs.works[task]
+        say = terminal.warning
+        traces = stored_answers(folder, work, loaded.tokenizer, inputs.context, config.seed, say)[:MOST]
+        longest = max(prompt.max_tokens for prompt in work.prompts)
+        for cell in config.cells():
+            if cell.task == task and cell.budget is not None:
+                method, interval = make_method(cell), config.interval_of(cell)
+                label = method_label(cell.method.name, canonical_json(method.options()))
+                kept = _read(loaded, method, cell.budget, traces, interval, longest)
+                found[task, label, cell.budget, interval] = kept
     cells = {
-        key: replace(cell, decisions=found.get((key.task, key.method, key.budget), {}))
+        key: replace(cell, decisions=found.get((key.task, key.method, key.budget, key.interval), {}))
         for key, cell in side.cells.items()
     }
     return replace(side, cells=cells)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 from kvbench.compare.cell import ENTRIES
 from kvbench.compare.matching import Pair
+from kvbench.errors import UserError
+from kvbench.eviction import choose
 from kvbench.report.stats import regression
 
 AFTER, PEAK, BOUND = range(len(ENTRIES))
@@ -86,15 +88,11 @@ def _entries(pairs: Sequence[Pair], place: int) -> Measure:
     """Return the measure `ENTRIES[place]`, a number of entries.
 
     If the number rose for some questions, `base` and `new` are the numbers of the question where it rose most.
-    Otherwise `base` and `new` are each the largest number of any question on their side. A rise does not count if --map
-    pairs the cell with another method or model; a higher peak counts only above the bound (see `_of_questions`).
+    Otherwise `base` and `new` are each the largest number of any question on their side. No rise counts if --map pairs
+    the cell with another method or model; otherwise a rise counts above the question's limit (see `_of_questions`).
     """
     found = [(*values, pair.renamed) for pair in pairs for values in _of_questions(pair, place)]
-    risen = [
-        (mine, theirs)
-        for mine, theirs, bound, renamed in found
-        if not renamed and theirs > (max(mine, bound) if place == PEAK else mine)
-    ]
+    risen = [(mine, theirs) for mine, theirs, limit, renamed in found if not renamed and theirs > max(mine, limit)]
     if risen:
         base, new = max(risen, key=lambda both: both[1] - both[0])
     else:
@@ -103,35 +101,44 @@ def _entries(pairs: Sequence[Pair], place: int) -> Measure:
 
 
 def _of_questions(pair: Pair, place: int) -> Iterator[tuple[float, float, float]]:
-    """Yield (entries in base, entries in new, bound) of each question with answers in the same samples on both sides.
+    """Yield (entries in base, entries in new, limit) of each question with answers in the same samples on both sides.
 
     The entries are `ENTRIES[place]`, the largest number over these answers. Other questions are left out, because a
     maximum over more answers may be larger.
 
-    The bound is budget + interval. Below the bound, the peak depends on the lengths of answers: a higher peak is a
-    regression only if it is above the bound.
+    Entries of new up to the limit may follow from the lengths of answers, so they are no regression. The limit of the
+    peak is budget + interval. The limit of the entries after an eviction is 0.
 
     If the budget bounds generated entries on neither side, three rules apply:
-    - The bound is infinite, so that a higher peak is never a regression.
+    - The limit of the peak is infinite.
     - If new has a budget but no entries after an eviction, although base has them, new evicted nothing. The peak of new
       is then yielded in their place.
-    - Some methods (duo) keep every generated token, so that their entries grow with the answers. If new has more
-      entries than base and longer answers, the additional tokens of these answers are subtracted from the entries of
-      new. The result is never below the entries of base.
+    - Some methods (duo) also evict while decoding, so that their entries after an eviction grow with the answers, too.
+      For a question whose answers differ, the limit is then infinite.
     """
+    bounded = pair.base.bounded or pair.new.bounded
+    grows = place == AFTER and not bounded and _evicts_while_decoding(pair.new.key.method)
     for name in pair.shared:
         mine, theirs = pair.base.questions[name], pair.new.questions[name]
         if mine.answered == theirs.answered:
-            bounded = pair.base.bounded or pair.new.bounded
-            bound = theirs.entries[BOUND] if bounded else None
             base, new = (_number(question.entries[place], math.nan) for question in (mine, theirs))
-            budget = theirs.entries[BOUND] is not None
-            if place == AFTER and budget and not bounded and math.isnan(new) and not math.isnan(base):
+            bound, limit = theirs.entries[BOUND], 0.0
+            if place == PEAK:
+                limit = _number(bound if bounded else None, math.inf)
+            elif not bounded and bound is not None and math.isnan(new) and not math.isnan(base):
                 new = _number(theirs.entries[PEAK], math.nan)  # base evicted right after the prompt; new did not
-            if not bounded and new > base:
-                longer = theirs.share("output_tokens") - mine.share("output_tokens") if mine.answers else 0
-                new = max(base, new - max(0, longer))
-            yield base, new, _number(bound, math.inf)
+            elif grows and mine.marks != theirs.marks:
+                limit = math.inf
+            yield base, new, limit
+
+
+def _evicts_while_decoding(label: str) -> bool:
+    """Return whether the method with this label may evict after its prompt; True for a method that is not installed
+    here."""
+    try:
+        return choose.from_label(label).trigger(1).growth is not None
+    except UserError:
+        return True
 
 
 def _number(value: float | None, unknown: float) -> float:

@@ -97,7 +97,7 @@ def needed(variance: float, margin: float, size: float = 1.0) -> int:
     """
     fewest = math.ceil(FEWEST * size)
     if variance == 0:  # no score varies: bound the share of all questions that may differ
-        return max(fewest, math.ceil(-math.log(2 * ALPHA) / margin * size))
+        return max(fewest, math.ceil(-math.log(ALPHA) / margin * size))
     # The margin that n questions show falls as n grows. If no count suffices, the result is above MOST_QUESTIONS.
     counts = range(fewest, MOST_QUESTIONS + 1)
     return fewest + bisect_left(counts, True, key=lambda n: _reach(n / size) * math.sqrt(variance / n) <= margin)

@@ -91,7 +91,9 @@ class Session:
             chosen, left = plan(named, [m for m in grid.methods if m not in named], grid.budgets, target)
             left_out += left
             for name in (name for name in grid.tasks if name in plans):
-                for interval in grid.intervals or (self.config.interval,):
+                # Without readings by methods, the interval has no effect: one reading per task.
+                intervals = grid.intervals if self.work.methods else ()
+                for interval in intervals or (self.config.interval,):
                     earlier = plans[name].get(interval, [])
                     plans[name][interval] = list(dict.fromkeys([*earlier, *chosen]))
         self.left_out = list(dict.fromkeys(left_out))

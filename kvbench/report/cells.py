@@ -57,8 +57,8 @@ class ScoreCell:
     samples: int  # number of samples that neither failed nor wait for a score
     failed: int
     unscored: int  # answers that wait for a score
-    truncated: float  # share of samples
-    no_answer: float  # share of samples
+    truncated: float  # share of answers, scored or not
+    no_answer: float  # share of scored answers
     entries_after_evict: float  # per layer and KV head, maximum over samples
     entries_peak: float  # per layer and KV head, maximum over samples
     entries_mean: float  # per layer and KV head, mean over samples
@@ -176,7 +176,7 @@ def make_cell(
         samples=len(ok),
         failed=len(rows) - len(ok) - unscored,
         unscored=unscored,
-        truncated=mean(ok.text("stop_reason").is_one_of("length")),
+        truncated=mean(answers.text("stop_reason").is_one_of("length")),
         no_answer=mean(ok.number("no_answer")),
         entries_after_evict=most(answers.number("entries_after_evict")),
         entries_peak=most(answers.number("entries_peak")),
@@ -244,7 +244,8 @@ def _majority(ok: Rows) -> float:
 
 
 def answered(rows: Rows) -> Rows:
-    """Return the rows with status ok or unscored: the report's entries, bytes and speeds come from these rows."""
+    """Return the rows with status ok or unscored: the report's truncation, entries, bytes and speeds come from these
+    rows."""
     return rows.where(rows.text("status").is_one_of("ok", "unscored"))
 
 

@@ -55,7 +55,7 @@ class Group:
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """The rows of all runs in comparable groups. `unfinished`: the progress of each unfinished run by its name, as in
-    "412 of 960 rows".
+    "412 of 960 rows". `unread`: the names of the runs that were left out because they cannot be read.
 
     `mixed`: each allowed difference between rows of one table, with the tasks whose tables have it. `repeated`: lines
     for the user on pairs of runs that have rows with the same keys. `apart`: a line for the user on rows at several
@@ -65,6 +65,7 @@ class Loaded:
     groups: list[Group]
     runs: list[dict[str, Any]]
     unfinished: dict[str, str] = field(default_factory=dict)
+    unread: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     mixed: list[tuple[Mixture, list[str]]] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
@@ -115,8 +116,8 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, skip: bool = Fa
     Args:
         group_by: columns that may differ between rows; each of their values gets its own tables. "all" stands for all
         settings, versions, artefacts and judges that differ.
-        skip: leave out run folders that cannot be read, and add a notice. Without `skip`, the error of such a run is
-        raised.
+        skip: leave out run folders that cannot be read, and add a notice (`Loaded.unread`). Without `skip`, the error
+        of such a run is raised.
 
     Raises:
         UserError: a column to group by is unknown, there are no rows, or no task has comparable rows.
@@ -131,6 +132,7 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, skip: bool = Fa
     tables: list[tuple[str, pa.Table]] = []
     runs: list[dict[str, Any]] = []
     unfinished: dict[str, str] = {}
+    unread: list[str] = []
     notices: list[str] = []
     named = list(zip(_names(paths), paths))
     for name, path in named:
@@ -139,6 +141,7 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, skip: bool = Fa
         except KVBenchError as error:
             if not skip or not path.is_dir():
                 raise
+            unread.append(name)
             notices.append(f"run {quote(name)} is left out: {error}")
         else:
             runs.append({"run": name, "path": str(path), "rows": len(tables[-1][1])})
@@ -152,7 +155,7 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, skip: bool = Fa
     groups, clashes = _grouped(rows, [*group_by, "interval"] if apart else group_by)
     if not groups:
         raise UserError("\n".join(clashes))
-    return Loaded(groups, runs, unfinished, notices, _mixed(groups), repeated, apart, clashes)
+    return Loaded(groups, runs, unfinished, unread, notices, _mixed(groups), repeated, apart, clashes)
 
 
 def _names(paths: Sequence[Path]) -> list[str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from kvbench.compare.baseline import read
 from kvbench.config.layers import gather
 from kvbench.config.run_config import Grid, MethodChoice, RunConfig
 from kvbench.console.problems import Problems
@@ -42,6 +44,8 @@ SESSION = {
     "runs": "list runs --json",
     "replay": "replay --run r1 --method gkv --budget 32 --interval 16,32 --limit 1 --out replayed -q --json",
     "analysis": "replay --run r1 --analysis tokens --method gkv --budget 32 --interval 16,32 --limit 1 -q",
+    "attention": "replay --config c.toml --analysis patterns --limit 1 -q --json",
+    "decisions": "compare r1 --save kept.json --replay",
     "bad": "run --method gkv --budget 32 --interval 16,x --task walk",
     "comma": "run --method gkv --budget 32 --interval 16, --task walk",
 }
@@ -119,6 +123,21 @@ def test_a_replay_compares_each_interval(session: dict, folder: Path) -> None:
     heads = pd.read_parquet(folder / "replayed" / "heads.parquet")
     assert set(heads["interval"]) == {16, 32}
     assert "--analysis takes a single interval, not 16, 32." in session["analysis"].err
+
+
+def test_the_interval_has_no_effect_on_an_analysis_of_attention(session: dict) -> None:
+    rows = last(session["attention"])["analyses"]["patterns"]
+    assert rows
+    assert len(rows) == len({(row["task"], row["layer"], row["head"]) for row in rows})
+
+
+def test_decisions_are_recorded_at_the_interval_of_each_cell(session: dict, folder: Path) -> None:
+    cells = {(key.method, key.interval): cell for key, cell in read(folder / "kept.json").cells.items()}
+    for interval in (16, 32):
+        decisions = cells["knorm", interval].decisions
+        assert len(decisions) == 2
+        for _, ticks in decisions.values():
+            assert {after - before for before, after in pairwise(sorted(ticks))} == {interval}
 
 
 def test_one_warning_where_the_card_names_another_budget_or_interval(session: dict) -> None:

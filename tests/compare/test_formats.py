@@ -203,8 +203,8 @@ def test_a_plan_counts_clusters_as_the_comparison_does(side: Callable, rows: Cal
 def test_as_many_clusters_as_planned_suffice(side: Callable, rows: Callable) -> None:
     policy = Policy(margin=0.05)
     [plan] = planning.plans(side("a", clustered(rows([1.0] * 30))), policy)
-    assert (plan.needed[1], plan.independent[1], plan.samples) == (277, 47, None)
-    for count, verdict in ((276, "undecided"), (282, "no worse")):
+    assert (plan.needed[1], plan.independent[1], plan.samples) == (360, 60, None)
+    for count, verdict in ((354, "undecided"), (360, "no worse")):
         base, new = clustered(rows([1.0] * count)), clustered(rows([1.0] * count, output_sha256="else", **OTHER))
         assert [one.verdict for one in compare(side("b", base), side("c", new), policy).judged] == [verdict]
     [few] = planning.plans(side("d", clustered(rows([[1.0, 0.0]] * 24))), policy)

@@ -199,13 +199,27 @@ def test_limits_of_a_policy(side, rows) -> None:
     ]  # fmt: skip
 
 
-def test_a_method_that_keeps_every_token_may_hold_more_after_longer_answers(side, rows) -> None:
-    """As duo does: entries grow with answers, but no faster."""
+@pytest.mark.parametrize(
+    ("method", "tokens", "entries", "code"),
+    [
+        ("duo", 100, 110.0, 5),
+        ("duo", 100, 70.0, 0),
+        ("duo", 108, 144.0, 0),
+        ("gone", 108, 144.0, 0),
+        ("gone", 100, 81.0, 5),
+        ("kvzip", 108, 81.0, 5),
+        ("kvzip", 200, 81.0, 5),
+        ("kvzip", 90, 80.0, 0),
+    ],
+)
+def test_entries_of_unbounded_methods(method, tokens, entries, code, side, rows) -> None:
+    """Each eviction of duo while decoding leaves more entries, so longer answers may have one eviction more. kvzip
+    evicts the prompt only; its answers change nothing. "gone" is not installed and may be either."""
     scores = drawn(0.5)
-    base = side("a", rows(scores, decode_bounded=False, entries_after_evict=80.0, output_tokens=100))
-    for tokens, entries, code in ((130, 110.0, 0), (100, 110.0, 5), (101, 88.0, 5), (101, 200.0, 5), (90, 70.0, 0)):
-        changes = {"decode_bounded": False, "entries_after_evict": entries, "output_tokens": tokens, **OTHER}
-        assert compare(base, side(f"b{tokens}", rows(scores, **changes)), NONE).exit_code == code
+    unbounded = {"method": method, "decode_bounded": False}
+    base = side("a", rows(scores, **unbounded, entries_after_evict=80.0, output_tokens=100))
+    new = side("b", rows(scores, **unbounded, entries_after_evict=entries, output_tokens=tokens, **OTHER))
+    assert compare(base, new, NONE).exit_code == code
 
 
 def test_answers_must_be_equal_where_all_that_decides_them_is(side, rows) -> None:

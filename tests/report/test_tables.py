@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kvbench.cli.app import main
 from kvbench.errors import KVBenchError, UserError
 from kvbench.eviction import choose
 from kvbench.report import stats
@@ -174,7 +175,7 @@ def test_without_a_shared_question_nothing_is_a_share(make_run: Callable, rows: 
 
 
 def test_what_an_unscored_answer_cost_is_a_share_too(make_run: Callable, rows: Callable) -> None:
-    waiting = {"status": "unscored"}
+    waiting = {"status": "unscored", "stop_reason": "length"}
     parts = [
         [row | waiting | {"score": None, "score_partial": None} for row in rows(m, b, GOOD)]
         for m, b in (("full", None), ("gkv", 48))
@@ -183,6 +184,7 @@ def test_what_an_unscored_answer_cost_is_a_share_too(make_run: Callable, rows: C
     assert gkv.of_full
     assert (gkv.of_full["bytes"], gkv.of_full["speed"]) == (pytest.approx(0.25), pytest.approx(2.0))
     assert math.isnan(gkv.of_full["score"])
+    assert gkv.truncated == 1
 
 
 def test_failed_rows_have_no_score_and_are_counted(make_run: Callable, rows: Callable) -> None:
@@ -437,13 +439,17 @@ def test_compression_and_prefill_are_not_mixed(make_run: Callable, rows: Callabl
         load([same, chunked])
 
 
-def test_a_damaged_run_is_left_out_unless_it_was_named(make_run: Callable, rows: Callable) -> None:
+def test_a_damaged_run_is_left_out_unless_it_was_named(make_run: Callable, rows: Callable, monkeypatch, capsys) -> None:
     good, bad = make_run("good", rows("gkv", 48, GOOD)), make_run("bad", rows("rkv", 48, GOOD))
+    monkeypatch.chdir(good.parent.parent)
+    assert main(["report", "--require-complete"]) == 0
     (bad / "run.json").write_text("{")
     loaded = load([good, bad], skip=True)
     assert [run["run"] for run in loaded.runs] == ["good"]
     assert len(loaded.notices) == 1
     assert loaded.notices[0].startswith("run 'bad' is left out: ")
+    assert (main(["report"]), main(["report", "--require-complete"])) == (0, 4)
+    assert "error: unreadable runs: 1 of 2; the warnings state the causes." in capsys.readouterr().err
     with pytest.raises(KVBenchError, match="is damaged"):
         load([good, bad])
     with pytest.raises(UserError, match="no run can be read"):

@@ -69,7 +69,7 @@ def report(
         ),
     ] = False,
     require_complete: Annotated[
-        bool, plain("--require-complete", "End with exit code 4 if a run is unfinished.")
+        bool, plain("--require-complete", "End with exit code 4 if a run is unfinished or unreadable.")
     ] = False,
     json: Annotated[bool, plain("--json", "The same as --format json.")] = False,
 ) -> None:
@@ -137,8 +137,15 @@ def report(
         draw(tables.figures(), plot)
     if loaded.clashes:
         raise UserError("\n".join(loaded.clashes))
-    if require_complete and loaded.unfinished:
-        raise IncompleteError(
-            f"unfinished runs: {len(loaded.unfinished)} of {len(loaded.runs)}; 'kvbench run --resume NAME' continues "
-            "one."
+    count, lacking = len(loaded.runs) + len(loaded.unread), []
+    if loaded.unfinished:
+        lacking.append(
+            f"unfinished runs: {len(loaded.unfinished)} of {count}; 'kvbench run --resume NAME' continues one."
         )
+    if loaded.unread:
+        lacking.append(
+            f"unreadable runs: {len(loaded.unread)} of {count}; the warnings state the causes. Repair these runs, or "
+            "name the others."
+        )
+    if require_complete and lacking:
+        raise IncompleteError("\n".join(lacking))

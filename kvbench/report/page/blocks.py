@@ -1,5 +1,5 @@
-"""Finds the task, method, budget and verdict of each line of a report's block. The filters of the page choose lines by
-these four values.
+"""Finds the task, method, budget and verdicts of each line of a report's block. The filters of the page choose lines by
+these values.
 
     for line in lines(block):
         line.method, line.budget, line.line
@@ -23,26 +23,27 @@ _VERDICT = re.compile(rf"\b({'|'.join(VERDICTS)})\b")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a block, with the task, method, budget and verdict of its cell. `task` is empty if all lines of the
-    block have the same task, or if each line covers several tasks."""
+    """A line of a block, with the task, method, budget and verdicts of its cells. `task` is empty if all lines of the
+    block have the same task, or if each line covers several tasks. `verdicts`: separated by commas; a line that covers
+    several tasks may have several."""
 
     task: str
     method: str
     budget: str
-    verdict: str
+    verdicts: str
     line: Any
 
 
 def lines(block: Block) -> Iterator[Line]:
     for line in block.lines:
-        cell = _cell(line)
-        against = getattr(cell, "against", None)
+        cells = _cells(line)
+        compared = [against for cell in cells if (against := getattr(cell, "against", None))]
         table = getattr(line, "table", None)
         yield Line(
             title(table) if table is not None else "",
-            cell.method,
-            named(cell.budget),
-            against.judged.verdict if against else "",
+            cells[0].method,
+            named(cells[0].budget),
+            ",".join(dict.fromkeys(against.judged.verdict for against in compared)),
             line,
         )
 
@@ -53,9 +54,6 @@ def verdict_in(text: str) -> str:
     return found[1].replace(" ", "-") if found else ""
 
 
-def _cell(line: Any) -> Any:
-    """Return the cell of a line. For a line of the overview, which has a cell per task, return the first of these
-    cells."""
-    if isinstance(line, Mapping):
-        return next(iter(line.values()))
-    return getattr(line, "cell", line)
+def _cells(line: Any) -> list[Any]:
+    """Return the cells of a line. A line of the overview has a cell per task; every other line has one cell."""
+    return list(line.values()) if isinstance(line, Mapping) else [getattr(line, "cell", line)]

@@ -16,7 +16,8 @@ function options(select, entries) {
   select.replaceChildren(...entries.map(([value, text]) => element("option", text, { value })));
 }
 
-// ---- filters: an element with data-task (-method, -budget, -verdict) is hidden while another one is chosen
+// ---- filters: an element with data-task (-method, -budget, -verdict) is hidden while another one is chosen; a line of
+// several tasks has several verdicts, separated by commas
 
 const FILTERS = ["task", "method", "budget", "verdict"];
 const chosen = () => FILTERS.map((name) => [name, at(`by-${name}`).value]).filter(([, value]) => value);
@@ -24,8 +25,8 @@ const chosen = () => FILTERS.map((name) => [name, at(`by-${name}`).value]).filte
 // Whether the choices hide what belongs to `own`, an object with a task, a method ... or only some of them.
 function hides(choices, own) {
   return choices.some(([name, value]) => {
-    const belongs = own[name] === undefined || own[name] === value || (name === "budget" && own[name] === "-");
-    return !belongs;
+    if (own[name] === undefined || (name === "budget" && own[name] === "-")) return false;
+    return !(name === "verdict" ? own[name].split(",") : [own[name]]).includes(value);
   });
 }
 

@@ -6,10 +6,11 @@
     found.drop(0.05)                   # the smallest true drop that the test finds with 80% power
 
 A one-sided test at level a is a two-sided test at level 2a. The test is therefore `paired`, which treats clusters, few
-questions and equal differences as in a report. Only the lower bound of a t test differs from a report's, by two
-corrections. One is for skewness (Hall 1992): if a drop is real, questions that are nearly always right hardly change
-and others fall far. Without this correction, the t bound would pass a drop as large as the margin in 6 to 8% of tables
-instead of 5%. The other correction is for continuity, which matters with one sample per question.
+questions and equal differences as in a report. Two lower bounds are computed here. If all differences are equal, the
+bound is a report's (3 / Q at 95%), which is one-sided in a report too. The bound of a t test has two corrections. One
+is for skewness (Hall 1992): if a drop is real, questions that are nearly always right hardly change and others fall
+far. Without this correction, the t bound would pass a drop as large as the margin in 6 to 8% of tables instead of 5%.
+The other correction is for continuity, which matters with one sample per question.
 
 The versions may be tested in two stages: one test with one seed, and a second test with another seed. The two stages
 together reject at level a if each of them rejects at sqrt(a); `both` combines their two p-values into one.
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from kvbench.report.stats.clusters import Clusters
 from kvbench.report.stats.compare import ALPHA, Paired, paired
+from kvbench.report.stats.means import unseen
 from kvbench.report.stats.power import POWER
 from kvbench.report.stats.samples import Scores, question_means
 
@@ -61,10 +63,12 @@ def regression(
     1 if the scores are identical. `clusters`: for each question the name of its cluster. `permutations`: the largest
     number of sign patterns that the test by sign flips tries."""
     found = paired(new, base, clusters=clusters, level=1 - 2 * ALPHA, permutations=permutations, seed=seed)
-    low = found.low
+    low, groups = found.low, Clusters.make(clusters, len(new))
     if found.test == "t":
         diffs = question_means(new) - question_means(base)
-        low = _skewed_low(found, Clusters.make(clusters, len(diffs)).residuals(diffs)) - HALF / sum(map(len, new))
+        low = _skewed_low(found, groups.residuals(diffs)) - HALF / sum(map(len, new))
+    elif found.test == "equal differences" and found.low < found.diff:  # scores in [0, 1]; `unseen` is one-sided
+        low = found.diff - unseen(groups, 1 - ALPHA) * (1 + found.diff)
     p, p_sign_flip = (_one_sided(p, found) for p in (found.p, found.p_sign_flip))
     return Regression(p=p, p_sign_flip=p_sign_flip, low=max(low, -1.0), paired=found)
 

@@ -108,6 +108,21 @@ def test_the_whole_page_at_work(window: Browser, file: Path) -> None:
     assert window.complaints() == []
 
 
+def test_a_line_of_the_summary_stays_for_each_verdict_that_it_has(
+    window: Browser, make_run: Callable[..., Path], rows: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    """gkv is tied on the first task and worse on the second."""
+    scores = [1.0, 0.0] * 20
+    cells = [rows(method, budget, scores, task="chain") for method, budget in (("full", None), ("gkv", 48))]
+    cells += [rows("full", None, scores), rows("gkv", 48, [0.0] * 40)]
+    window.open(write(ScoreReport.make(load([make_run("two", *cells)])), tmp_path / "two.html"))
+    names = "#overview .wide:nth-of-type(1) tbody th"
+    for verdict, methods in (("worse", ["full", "gkv"]), ("tied", ["full", "gkv"]), ("better", ["full"])):
+        choose(window, "by-verdict", verdict)
+        assert shown(window, names) == methods
+    assert window.complaints() == []
+
+
 def test_answers_that_flip_are_found_and_show_where_they_part(
     window: Browser, make_run: Callable[..., Path], rows: Callable[..., list[dict[str, Any]]], tmp_path: Path
 ) -> None:

@@ -46,6 +46,15 @@ def test_below_five_questions_there_is_no_test() -> None:
     assert regression([[1.0]] * 5, [[0.0]] * 5).p == pytest.approx(1 / 2**5)
 
 
+@pytest.mark.parametrize(("new", "low"), [(1.0, -0.1), (0.5, -0.55), (0.0, -1.0)])
+def test_the_bound_of_equal_differences_is_the_rule_of_three(new: float, low: float) -> None:
+    """A drop on a share s of all questions is missed by 30 questions with probability exp(-30 s): 5% at s = 0.1."""
+    found = regression([[1.0]] * 30, [[new]] * 30)
+    assert found.low == pytest.approx(low, abs=1e-3)
+    tokens = regression([[250.0]] * 30, [[250.0]] * 30)
+    assert tokens.low == 0  # a count has no largest difference that unseen questions could have
+
+
 def test_the_bound_is_lower_where_few_questions_fall_far() -> None:
     fell = regression([[1.0]] * 30, [[0.0]] * 2 + [[1.0]] * 27 + [[0.9]])
     rose = regression([[0.0]] * 30, [[1.0]] * 2 + [[0.0]] * 27 + [[0.1]])
