@@ -1,7 +1,7 @@
 """LongProc's pseudo_to_code (Ye et al. 2025, arXiv:2501.05414): translate pseudocode into C++, line by line.
 
 An answer is right if its program passes the tests of its problem, at most the first ten (see
-`kvbench.scoring.longproc.cpp`). The task needs g++, which runs outside the sandbox; the programs run inside.
+`kvbench.scoring.longproc.cpp`). The task needs g++. Both g++ and the programs run in the sandbox.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PseudoToCode(LongProc):
     cheap_score = False
 
     def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
-        """Return the documents. Raises SetupError at once if there is no compiler."""
+        """Return the documents. Raises SetupError at once if C++ programs cannot be compiled and run here."""
         cpp.require()
         return super().docs(source, style=style, limit=limit)
 

@@ -12,7 +12,7 @@ from support.audits import Good, norms, verdicts
 
 from kvbench.audit.invariants import checks as audits
 from kvbench.audit.invariants.subject import Subject
-from kvbench.eviction.api import Every, Method, Never, Protect
+from kvbench.eviction.api import Column, Every, Method, Needs, Never, Protect
 from kvbench.eviction.choose import make
 from kvbench.eviction.view import LayerView
 
@@ -147,6 +147,36 @@ def test_a_broken_method_fails(mqa: Subject, method: Method, expected: set[str],
     names, failed = verdicts(method, mqa)
     assert expected <= names  # what else notices depends on how the engine groups sequences
     assert any(re.search(reason, c.reason) for c in failed if c.invariant in expected), failed
+
+
+@dataclass(frozen=True)
+class ObservesStorage(Method):
+    """The column counts rows of storage."""
+
+    def needs(self) -> Needs:
+        return Needs(queries="since_last")
+
+    def columns(self) -> tuple[Column, ...]:
+        return (Column(name="row"),)
+
+    def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
+        rows = torch.arange(view.positions.shape[-1], dtype=torch.float32)
+        return {"row": rows.expand(view.positions.shape).clone()}
+
+    def score(self, view: LayerView) -> torch.Tensor:
+        return norms(view)
+
+
+@dataclass(frozen=True)
+class InheritsObserve(ObservesStorage):
+    pass
+
+
+@pytest.mark.parametrize("method", [ObservesStorage(), InheritsObserve()], ids=lambda x: type(x).__name__)
+def test_what_a_method_observes_is_checked_even_if_inherited(mqa: Subject, method: Method) -> None:
+    _, failed = verdicts(method, mqa)
+    reasons = [c.reason for c in failed if c.invariant == "storage"]
+    assert any("column 'row' changes by" in reason for reason in reasons), failed
 
 
 @dataclass(frozen=True)

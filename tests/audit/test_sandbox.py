@@ -129,6 +129,32 @@ def test_command(kvbench: Callable[..., Any], tmp_path: Path) -> None:
     assert {tier["tier"] for tier in document["tiers"]} == {"bwrap", "landlock", "container"}
 
 
+@pytest.mark.parametrize(("error", "code"), [(None, 0), ("not every attack ran as an ordinary user: denied", 1)])
+def test_half_an_audit_is_no_success(
+    error: str | None,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "a.py").write_text(PROGRAMS["open/03_env_tokens.py"])
+    row = {"attack": "a", "class": "host-read", "tier": "bwrap", "status_as_expected": True, "successes": []}
+
+    def as_ordinary_user(corpus: Any) -> Any:
+        if error:
+            raise OSError(error)
+        yield row | {"user": 65534}
+
+    monkeypatch.setattr(audit_sandbox, "findings", lambda: [SelfTest(tier="bwrap", problems=(), digest="")])
+    monkeypatch.setattr(sandbox, "audit", lambda corpus, reports: iter([row | {"user": 0}]))
+    monkeypatch.setattr(audit_sandbox, "_as_ordinary_user", as_ordinary_user)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert audit_sandbox.audit_sandbox(tmp_path, as_json=False, throughput=False, quiet=True) == code
+    shown = capsys.readouterr()
+    assert (error or "") in shown.err
+    assert f"0 of {2 - code} attacks succeeded" in shown.out
+
+
 def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     row = {"attack": "open/x", "class": "host-read", "user": 0, "status": "time_limit", "status_as_expected": False}
     rows = [row | {"tier": "bwrap", "successes": []}, row | {"tier": "landlock", "successes": ["leak"]}]

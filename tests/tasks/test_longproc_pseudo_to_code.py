@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import tempfile
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from support.folders import DATA
 
 from kvbench.errors import SetupError
 from kvbench.scoring.longproc import cpp
-from kvbench.scoring.sandbox import choose
+from kvbench.scoring.sandbox import Outcome, choose, toolchain
 from kvbench.sources.data import BUNDLED, Data
 from kvbench.task import Output, Score
 from kvbench.taskkit.names import get_task
@@ -86,10 +85,10 @@ int main() {
 @compiles
 def test_what_a_program_may_do(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cpp, "SECONDS", 0.5)
-    binary = cpp.compiled(NOSY)
-    assert binary is not None
+    binary = cpp.compiled(NOSY, choose())
+    assert binary.status == "ok"
     monkeypatch.setattr(cpp, "_check", lambda sandbox: None)
-    monkeypatch.setattr(cpp, "compiled", lambda program: binary)
+    monkeypatch.setattr(cpp, "compiled", lambda program, sandbox: binary)
     refused = [([kind], ["-1"]) for kind in ("read", "write", "fork", "exec", "connect")]
     assert cpp.grade("", [*refused, (["abort"], ["done"])], choose()).verdict == "pass"
     assert cpp.grade("", [(["read"], ["3"])], choose()) == cpp.Verdict("wrong_answer", 0)
@@ -98,26 +97,65 @@ def test_what_a_program_may_do(monkeypatch: pytest.MonkeyPatch):
 
 
 @compiles
-def test_no_process_of_the_compiler_outlives_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Including a pipe that nobody writes to blocks a process that g++ has started."""
-    os.mkfifo(pipe := tmp_path / "pipe")
-    monkeypatch.setattr(cpp, "COMPILE_SECONDS", 2.0)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert cpp.compiled(f'#include "{pipe}"\nint main() {{}}') is None
-    assert any(not _work_in(tmp_path) or time.sleep(0.1) for _ in range(100))
+@pytest.mark.parametrize(
+    ("outcomes", "status", "verdict"),
+    [
+        (["full", "full", "full"], "sandbox_error", None),
+        (["slow", "slow", "slow"], "sandbox_error", None),
+        (["slow", "right"], "grader_error", "pass"),  # the status is only that of a score without a value
+        (["slow", "slow", "right"], "grader_error", "compile_error"),
+        (["wrong"], "grader_error", "compile_error"),
+    ],
+)
+def test_a_machine_that_fails_to_compile_is_no_wrong_answer(
+    outcomes: list[str], status: str, verdict: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    cpp.require()
+    text = "```cpp\n" + "\n".join(ROWS[0]["code_lines"]) + "\n```"
+    kinds = {
+        "full": Outcome(status="runtime_error", stderr=b"<stdin>:1:1: fatal error: error writing to ./a.s: No space"),
+        "slow": Outcome(status="time_limit"),
+        "wrong": Outcome(status="runtime_error", stderr=b"<stdin>: In function:\n<stdin>:3:4: error: no x\n"),
+        "right": cpp.compiled(cpp.extract(text) or "", choose()),
+    }
+    left = [kinds[name] for name in outcomes]
+    monkeypatch.setattr(cpp, "compiled", lambda program, sandbox: left.pop(0))
+    scored = score(text)
+    assert left == []
+    assert (scored.status, scored.facts.get("verdict")) == (status, verdict)
+    assert scored.value == (None if status == "sandbox_error" else float(verdict == "pass"))
 
 
-def _work_in(folder: Path) -> list[str]:
-    """The processes whose working folder lies in this one."""
-    found = []
-    for process in os.listdir("/proc"):
-        with contextlib.suppress(OSError):
-            found += [process] if os.readlink(f"/proc/{process}/cwd").startswith(str(folder)) else []
-    return found
+@pytest.fixture
+def other(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A place for another g++, first on PATH, that every user may read."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        monkeypatch.setenv("PATH", folder, prepend=":")
+        cpp._check.cache_clear()
+        yield Path(folder, "g++")
+    cpp._check.cache_clear()
+
+
+@compiles
+def test_the_compiler_is_the_first_on_the_path(other: Path):
+    other.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} -DOTHER "$@"\n')
+    other.chmod(0o755)
+    cpp.require()
+    assert cpp.compiled("#ifndef OTHER\n#error\n#endif\nint main() {}", choose()).status == "ok"
+
+
+@compiles
+def test_a_compiler_that_cannot_link_is_a_line(other: Path):
+    other.write_text("#!/bin/sh\necho 'ld: cannot find -lstdc++' >&2\nexit 1\n")
+    other.chmod(0o755)
+    with pytest.raises(SetupError, match=r"statically link a C\+\+ program here \(ld: cannot find -lstdc\+\+\)"):
+        get_task("longproc_pseudo_to_code").docs(SOURCE)
 
 
 def test_no_compiler_is_a_line(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cpp.shutil, "which", lambda name: None)
+    monkeypatch.setattr(toolchain.shutil, "which", lambda name: None)
+    cpp._check.cache_clear()
     with pytest.raises(SetupError, match=r"need the compiler g\+\+, which is not installed"):
         get_task("longproc_pseudo_to_code").docs(SOURCE)
 

@@ -64,13 +64,14 @@ def watching(method: Method) -> Iterator[Seen]:
 
         return spy
 
-    classes = {type(part) for part in (method.during("prefill"), method.during("decode"))}
+    # Read before any is replaced: of two classes, one may inherit from the other.
+    observers = {type(part): type(part).observe for part in (method.during("prefill"), method.during("decode"))}
     with ExitStack() as stack:
         stack.enter_context(patch.object(sampler, "draw", drawn))
         stack.enter_context(patch.object(select, "decide", decided))
-        for cls in classes:
-            if "observe" in cls.__dict__:
-                stack.enter_context(patch.object(cls, "observe", observed(cls.__dict__["observe"])))
+        for cls, original in observers.items():
+            if original is not Method.observe:
+                stack.enter_context(patch.object(cls, "observe", observed(original)))
         yield seen
 
 

@@ -20,11 +20,10 @@ from kvbench.scoring.sandbox import SelfTest, findings
 
 
 def audit_sandbox(folder: Path, *, as_json: bool, throughput: bool, quiet: bool) -> int:
-    """Run the hostile programs of `folder` in each tier that works here, and return exit code 1 if an attack succeeds,
-    otherwise 0.
+    """Run the hostile programs of `folder` in each tier that works here, and return exit code 1 if an attack succeeds
+    or a program could not be run, otherwise 0.
 
-    If the process runs as root, the programs run a second time as an ordinary user; if that fails, the output says so.
-    Raises SetupError if no tier works.
+    If the process runs as root, the programs run a second time as an ordinary user. Raises SetupError if no tier works.
     """
     from kvbench.audit.attacks.corpus import audit, read_corpus
     from kvbench.audit.attacks.grader import BY_NAME
@@ -66,7 +65,7 @@ def audit_sandbox(folder: Path, *, as_json: bool, throughput: bool, quiet: bool)
         terminal.data(document)
     else:
         _show(document, reports)
-    return 1 if succeeded else 0
+    return 1 if succeeded or missing else 0
 
 
 def _as_ordinary_user(corpus: Mapping[str, str]) -> Iterator[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """Run a C++ program on the tests of a problem of SPoC (Kulal et al. 2019), as LongProc's `spoc_evaluator.py` does.
 
-The compiler runs outside the sandbox, under limits of its own, since it does not run the program. Only the binary
-runs in a box (`kvbench.scoring.sandbox`). The binary is linked statically, because a box has no libraries for it.
-A program passes a test if it keeps the limits and prints exactly the expected bytes, whatever its exit code.
+The compiler runs in a box of its own (`kvbench.scoring.sandbox`), because a program can put any file that the compiler
+may read into its binary. The binary runs in another box. It is linked statically, because that box has no libraries for
+it. A program passes a test if it keeps the limits and prints exactly the expected bytes, whatever its exit code.
 """
 
 from __future__ import annotations
@@ -10,28 +10,24 @@ from __future__ import annotations
 import functools
 import os
 import re
-import resource
-import shutil
-import signal
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from kvbench.errors import SetupError
-from kvbench.scoring.sandbox import Box, BoxError, Outcome, Sandbox, inside
+from kvbench.scoring.sandbox import Box, BoxError, Limits, Outcome, Sandbox, choose, inside, toolchain
 
 HEADERS = (
     *("cstdio", "iostream", "vector", "algorithm", "numeric", "cmath", "cstring", "set", "map", "queue", "stack"),
     *("list", "fstream", "climits", "cassert", "iomanip", "sstream", "bitset"),
 )
 HEAD = "".join(f"#include <{name}>\n" for name in HEADERS) + "using namespace std;\n"
-COMMAND = ("g++", "-std=c++11", "-O", "-static", "-fno-lto", "-x", "c++", "-o")
+OPTIONS = ("-std=c++11", "-O", "-static", "-fno-lto", "-x", "c++", "-")
 SECONDS = 3.0  # per test
 TESTS = 10  # of a problem at most
 COMPILE_SECONDS = 60.0
-_COMPILE_LIMITS = {resource.RLIMIT_CPU: 60, resource.RLIMIT_AS: 4 << 30, resource.RLIMIT_FSIZE: 64 << 20}
+COMPILE_LIMITS = Limits(memory=4 << 30, stack=64 << 20, file_bytes=64 << 20, output=64 << 20)
+_PROBE = "int main() { string s; cin >> s; cout << s << endl; return 0; }"
+_REFUSED = re.compile(rb"^<stdin>:\d+:\d+: error: ", re.MULTILINE)  # the program's fault, not the machine's
 _FENCED = re.compile(r"```cpp([\s\S]*)```")  # greedy: up to the last fence
 
 Test = tuple[Sequence[str], Sequence[str]]  # lines of standard input, lines of standard output
@@ -50,11 +46,14 @@ class Verdict:
 
 
 def require() -> None:
-    """Raise SetupError if g++ is not installed."""
-    if shutil.which(COMMAND[0]) is None:
-        raise SetupError(
-            "C++ answers need the compiler g++, which is not installed. Install it (Debian: apt install g++)."
-        )
+    """Raise SetupError unless C++ programs can be compiled and run here.
+
+    If no sandbox works, this function tries it without one: whether answers may run so is for the caller to decide.
+    """
+    try:
+        _check(choose(unsafe=True))
+    except BoxError as error:
+        raise SetupError(f"C++ answers cannot be graded here: {error}.") from None
 
 
 def extract(text: str) -> str | None:
@@ -65,9 +64,9 @@ def extract(text: str) -> str | None:
 
 def grade(program: str, tests: Sequence[Test], sandbox: Sandbox) -> Verdict:
     """Run a program on at most `TESTS` of its tests, up to the first that fails. Raises SetupError if the compiler does
-    not work here, BoxError if no binary can run in the sandbox."""
+    not work here, BoxError if the sandbox or the compiler fails for a reason other than the program."""
     _check(sandbox)
-    binary = compiled(program)
+    binary = _binary(program, sandbox)
     if binary is None:
         return Verdict("compile_error")
     with sandbox.box(compiled=True) as box:
@@ -82,37 +81,32 @@ def grade(program: str, tests: Sequence[Test], sandbox: Sandbox) -> Verdict:
     return Verdict("pass")
 
 
-def compiled(program: str) -> bytes | None:
-    """Return the binary of a program with LongProc's headers; None if the compiler refuses it or takes too long."""
-    with tempfile.TemporaryDirectory(prefix="kvbench-cpp-") as folder:
-        binary = Path(folder) / "program"
-        compiler = subprocess.Popen(
-            (*COMMAND, binary.name, "-"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd=folder,
-            env={"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C", "TMPDIR": folder},
-            preexec_fn=_bound,
-            start_new_session=True,
+def compiled(program: str, sandbox: Sandbox) -> Outcome:
+    """Compile a program with LongProc's headers. If the status is "ok", standard output is the binary. Raises
+    SetupError if there is no compiler, BoxError if the sandbox fails."""
+    compiler = toolchain.compiler()
+    if not compiler:
+        raise SetupError(
+            "C++ answers need the compiler g++, which is not installed. Install it (Debian: apt install g++)."
         )
-        try:
-            compiler.communicate((HEAD + program).encode("utf-8", "replace"), timeout=COMPILE_SECONDS)
-        except BaseException as error:
-            # Also end the processes that g++ started: one may wait for ever, as for a pipe that the program includes.
-            os.killpg(compiler.pid, signal.SIGKILL)
-            compiler.wait()
-            if isinstance(error, subprocess.TimeoutExpired):
-                return None
-            raise
-        return binary.read_bytes() if compiler.returncode == 0 else None
+    path = f"{os.path.dirname(compiler)}:{toolchain.PATH}"
+    with sandbox.compiler_box(toolchain.folders(compiler), COMPILE_LIMITS) as box:
+        box.load(inside.text("compiler"), "", {"command": [compiler, *OPTIONS], "path": path})
+        return box.run((HEAD + program).encode("utf-8", "replace"), seconds=COMPILE_SECONDS)
 
 
-def _bound() -> None:
-    for which, most in _COMPILE_LIMITS.items():
-        hard = resource.getrlimit(which)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(which, (most, most))
+def _binary(program: str, sandbox: Sandbox) -> bytes | None:
+    """Return the binary of a program; None if the compiler refuses it. Raises BoxError if no program compiles."""
+    for _ in range(2):  # a machine that is short of time, memory or disk may fail once
+        outcome = compiled(program, sandbox)
+        if outcome.status == "ok":
+            return outcome.stdout
+        if _REFUSED.search(outcome.stderr):
+            return None
+    probe = compiled(_PROBE, sandbox)
+    if probe.status != "ok":
+        raise BoxError(f"g++ compiles no program here any more ({_reason(probe)})")
+    return None
 
 
 def _run(box: Box, stdin: bytes, output: int) -> Outcome:
@@ -128,15 +122,20 @@ def _lines(lines: Sequence[str]) -> bytes:
 @functools.cache
 def _check(sandbox: Sandbox) -> None:
     """Raise SetupError unless a small program compiles, and BoxError unless its binary runs in a box."""
-    require()
-    binary = compiled("int main() { string s; cin >> s; cout << s << endl; return 0; }")
-    if binary is None:
+    probe = compiled(_PROBE, sandbox)
+    if probe.status != "ok":
         raise SetupError(
-            "g++ cannot link a C++ program statically here. Install its static libraries (libstdc++.a, libc.a)."
+            f"g++ cannot compile and statically link a C++ program here ({_reason(probe)}). Install its static "
+            "libraries (libstdc++.a, libc.a), or put another g++ first on PATH."
         )
     with sandbox.box(compiled=True) as box:
-        box.load(inside.text("binary"), "", {"size": len(binary)})
-        outcome = box.run(binary + b"ready\n", seconds=10.0)
+        box.load(inside.text("binary"), "", {"size": len(probe.stdout)})
+        outcome = box.run(probe.stdout + b"ready\n", seconds=10.0)
     if outcome.stdout != b"ready\n":
         why = outcome.stderr.decode(errors="replace").strip().rpartition("\n")[2] or outcome.status
         raise BoxError(f"the sandbox's tier {sandbox.tier.name} cannot run binaries here ({why})")
+
+
+def _reason(outcome: Outcome) -> str:
+    """Return the first line of the compiler's messages or, without one, the status."""
+    return (outcome.stderr.decode(errors="replace").strip().partition("\n")[0] or outcome.status)[:200]

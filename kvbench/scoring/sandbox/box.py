@@ -69,14 +69,27 @@ class Box:
     """A started box. Raises BoxError if it cannot be started.
 
     Every method but `close` raises BoxError if the box fails.
+
+    folder: the program's working directory, which the box deletes at its end; "": the tier's own.
     """
 
-    def __init__(self, tier: Tier, limits: Limits, *, packages: Sequence[str] = (), plan: Plan | None = None) -> None:
+    def __init__(
+        self,
+        tier: Tier,
+        limits: Limits,
+        *,
+        packages: Sequence[str] = (),
+        plan: Plan | None = None,
+        folder: str = "",
+    ) -> None:
         self.tier, self.limits = tier, limits
         plan = plan or tier.plan(limits, packages)
-        self._folder = tier.folder()
+        self._folder = folder or tier.folder()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the box
         try:
+            if folder and (user := plan.user()) is not None:
+                os.chown(folder, user, -1)
+                os.chmod(folder, 0o710)  # the driver, which keeps root's group, must enter the folder
             with _stack(limits.stack):
                 self._process = subprocess.Popen(
                     tier.command(plan),

@@ -26,11 +26,16 @@ class Plan:
 
     outer: tuple[tuple[str, tuple[str, ...]], ...] = ()  # named arguments of the command that starts the box
     inner: tuple[Step, ...]  # steps of the child before it runs the program
-    # Families of system calls that the filter allows: `exec` for binaries, others only in tests.
+    # Families of system calls that the filter allows: `exec` for binaries, `exec` and `CHILDREN` for compilers,
+    # others only in tests.
     opened: frozenset[str] = frozenset()
 
     def arguments(self) -> list[str]:
         return [argument for _, group in self.outer for argument in group]
+
+    def user(self) -> int | None:
+        """Return the uid to which the program's process drops root; None if it keeps its user."""
+        return next((value[0] for name, value in self.inner if name == "user"), None)
 
     def steps(self) -> list[list[Any]]:
         """Return the steps inside the program's process (`inner`) as JSON data for the driver. The step `seccomp` gets

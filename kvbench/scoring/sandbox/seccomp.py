@@ -24,6 +24,7 @@ _KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _NUMBER, _ARCH = 0, 4  # offsets into struct seccomp_data
 
 FOREIGN = "other machines"  # a family for tests: calls by the conventions of i386 and x32
+CHILDREN = "children"  # a family for compilers: processes, but none with namespaces of its own
 PID = -1  # in a rule: the program's own process id
 
 _CLONE_THREAD, _CLONE_NEW = 0x00010000, 0x7E020000
@@ -65,6 +66,10 @@ def _thread() -> list[_Instruction]:
     return [_low(0), (_JSET, 1, 0, _CLONE_NEW), (_JSET, 1, 0, _CLONE_THREAD), _REFUSE, _PASS]
 
 
+def _process() -> list[_Instruction]:
+    return [_low(0), (_JSET, 0, 1, _CLONE_NEW), _REFUSE, _PASS]
+
+
 def _no_address(argument: int) -> list[_Instruction]:
     return [_low(argument), (_JEQ, 0, 3, 0), _high(argument), (_JEQ, 0, 1, 0), _PASS, _REFUSE]
 
@@ -91,10 +96,16 @@ def build(machine: str, opened: Collection[str] = ()) -> tuple[bytes, list[int]]
     """Return the filter for a machine (a key of `AUDIT_ARCH`; 8 bytes per instruction), and the offsets in the filter
     at which the lockdown writes the process id, as 32-bit numbers.
 
-    opened: families of calls that the filter allows too: `exec` for binaries, other families only in tests.
+    opened: families of calls that the filter allows too: `exec` for binaries, `exec` and `CHILDREN` for compilers,
+    other families only in tests.
     """
     numbers = NUMBERS[machine]
-    free = {*ALLOWED, *(name for family in opened if family != FOREIGN for name in FAMILIES[family])}
+    families = (family for family in opened if family not in (FOREIGN, CHILDREN))
+    free = {*ALLOWED, *(name for family in families for name in FAMILIES[family])}
+    rules = RULES
+    if CHILDREN in opened:
+        free |= {"fork", "vfork"}
+        rules = RULES | {"clone": _process()}
     code: list[_Instruction] = []
     if FOREIGN not in opened:
         code += [(_LOAD, 0, 0, _ARCH), (_JEQ, 1, 0, AUDIT_ARCH[machine]), _end(_KILL)]
@@ -107,7 +118,7 @@ def build(machine: str, opened: Collection[str] = ()) -> tuple[bytes, list[int]]
             code += [(_JEQ, 0, 1, numbers[name]), _end(_ERRNO | _ENOSYS)]
         else:
             free.add(name)
-    for name, body in RULES.items():
+    for name, body in rules.items():
         if name in numbers and name not in free:
             code += [(_JEQ, 0, len(body), numbers[name]), *body]
     for name in sorted(free & numbers.keys()):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from kvbench.console import terminal
 from kvbench.errors import SetupError
 from kvbench.scoring.sandbox.box import Box, BoxError
 from kvbench.scoring.sandbox.limits import Limits
+from kvbench.scoring.sandbox.seccomp import CHILDREN
 from kvbench.scoring.sandbox.selftest import SelfTest, selftest
 from kvbench.scoring.sandbox.tiers import TIERS, Tier, Unsafe
 
@@ -47,6 +50,22 @@ class Sandbox:
         except BoxError:
             _kept.boxes.pop(key).close()
             raise
+
+    @contextlib.contextmanager
+    def compiler_box(self, tools: Sequence[str], limits: Limits) -> Iterator[Box]:
+        """Yield a box for one run of a compiler: it may start processes and make files in its working directory.
+
+        tools: the folders that it may read and execute. Raises BoxError.
+        """
+        if not self.tier.same_python:
+            raise BoxError(f"the sandbox's tier {self.tier.name} has no compiler. Install bubblewrap")
+        try:
+            work = os.path.realpath(tempfile.mkdtemp(prefix="kvbench-compiler-"))
+        except OSError as error:
+            raise BoxError(f"the compiler gets no working directory: {error.strerror or error}") from None
+        plan = dataclasses.replace(self.tier.plan(limits, tools=tools, work=work), opened=frozenset({"exec", CHILDREN}))
+        with Box(self.tier, limits, plan=plan, folder=work) as box:
+            yield box
 
 
 class _Kept(threading.local):

@@ -1,6 +1,7 @@
 """The tiers of the sandbox, strongest first; docs/sandbox.md says what each of them is.
 
-`kvbench.scoring.sandbox.selftest` tests whether a tier works here. Programs cannot write files, except in tier none.
+`kvbench.scoring.sandbox.selftest` tests whether a tier works here. Programs cannot write files, except in tier none;
+a compiler writes in its own folder only.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import ClassVar
 
 from kvbench.scoring.sandbox import inside, interpreter
@@ -47,8 +49,11 @@ class Tier(ABC):
         return "" if machine() in AUDIT_ARCH else f"no system-call table for {machine()}"
 
     @abstractmethod
-    def plan(self, bounds: Limits, packages: Sequence[str] = ()) -> Plan:
-        """Return the parts of the lockdown for programs with these limits and allowed packages."""
+    def plan(self, bounds: Limits, packages: Sequence[str] = (), *, tools: Sequence[str] = (), work: str = "") -> Plan:
+        """Return the parts of the lockdown for programs with these limits and allowed packages.
+
+        For a compiler: tools: the folders that it may read and execute. work: the folder in which it may make files.
+        """
 
     def command(self, plan: Plan) -> list[str]:
         """Return the command that starts a driver in a box."""
@@ -80,7 +85,7 @@ class Bwrap(Tier):
     def missing(self) -> str:
         return super().missing() or ("" if self.program else "not installed")
 
-    def plan(self, bounds: Limits, packages: Sequence[str] = ()) -> Plan:
+    def plan(self, bounds: Limits, packages: Sequence[str] = (), *, tools: Sequence[str] = (), work: str = "") -> Plan:
         root = os.geteuid() == 0
         capabilities = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL") if root else ()
         outer = [
@@ -88,7 +93,7 @@ class Bwrap(Tier):
             ("--unshare-uts", ("--unshare-uts", "--hostname", "box")),
             (NEEDED, ("--die-with-parent", *(() if root else ("--unshare-user",)))),
             (NEEDED, tuple(word for name in capabilities for word in ("--cap-add", name))),
-            *self._tree(packages),
+            *self._tree(packages, tools, work),
             (NEEDED, tuple(word for pair in _environment("/py").items() for word in ("--setenv", *pair))),
             (NEEDED, ("--chdir", "/")),
         ]
@@ -111,15 +116,17 @@ class Bwrap(Tier):
     def packages(self, names: Sequence[str]) -> list[tuple[str, str]]:
         return [(name, f"/packages/{name}") for name in names if interpreter.package(name)]
 
-    def _tree(self, packages: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
-        """Return bubblewrap's arguments that put files into the box: read-only libraries, Python (at /py) and allowed
-        packages, and three devices.
+    def _tree(self, packages: Sequence[str], tools: Sequence[str], work: str) -> list[tuple[str, tuple[str, ...]]]:
+        """Return bubblewrap's arguments that put files into the box: read-only libraries, Python (at /py), allowed
+        packages and tools; three devices; and the folder `work`, unless it is "".
 
         Parent folders are listed first, because only root can read folders that bubblewrap makes implicitly.
         """
         hidden: list[str] = []
-        shown = [word for path in ("/usr", "/py", "/py/bin", "/dev", "/packages") for word in ("--dir", path)]
-        for folder in interpreter.system_libraries():
+        above = [str(parent) for path in (*tools, work) for parent in reversed(Path(path).parents[:-1])]
+        parents = dict.fromkeys(("/usr", "/py", "/py/bin", "/dev", "/packages", *above))
+        shown = [word for path in parents for word in ("--dir", path)]
+        for folder in dict.fromkeys((*interpreter.system_libraries(), *tools)):
             if os.path.islink(folder):
                 shown += ["--symlink", os.readlink(folder), folder]
             else:
@@ -135,6 +142,7 @@ class Bwrap(Tier):
         for name in packages:
             for path in interpreter.package(name):
                 shown += ["--ro-bind", path, f"/packages/{os.path.basename(path)}"]
+        shown += ["--bind", work, work] if work else []
         for name in ("null", "zero", "urandom"):
             shown += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
         cover = [word for path in hidden for word in ("--tmpfs", path, "--remount-ro", path)]
@@ -149,13 +157,15 @@ class Landlock(Tier):
     def missing(self) -> str:
         return super().missing() or ("" if _landlock_version() > 0 else "kernel has none")
 
-    def plan(self, bounds: Limits, packages: Sequence[str] = ()) -> Plan:
+    def plan(self, bounds: Limits, packages: Sequence[str] = (), *, tools: Sequence[str] = (), work: str = "") -> Plan:
         folders = [path for name in packages for path in interpreter.package(name)]
         user = drop_root([interpreter.program(), os.path.dirname(os.__file__), os.__file__, *folders])
         threads = bounds.threads + (0 if user else own_tasks())
-        libraries = {os.path.realpath(folder) for folder in interpreter.system_libraries()}
+        shared = (*interpreter.system_libraries(), *filter(interpreter.installed, tools))
+        libraries = {os.path.realpath(folder) for folder in shared}
         stores = libraries & set(interpreter.STORES)
-        readable = {"libraries": sorted(libraries - stores), "whole": [*stores, *folders]}
+        whole = [*stores, *folders, *(tool for tool in tools if tool not in shared)]
+        readable = {"libraries": sorted(libraries - stores), "whole": whole, "work": work}
         return Plan(inner=(*limits(bounds, threads), *user, *lock(("privileges", None), ("landlock", readable))))
 
 
@@ -187,7 +197,7 @@ class Container(Tier):
                     return engine, ""
         return "docker", ", ".join(reasons) or "no docker or podman"
 
-    def plan(self, bounds: Limits, packages: Sequence[str] = ()) -> Plan:
+    def plan(self, bounds: Limits, packages: Sequence[str] = (), *, tools: Sequence[str] = (), work: str = "") -> Plan:
         room = str(bounds.memory + (256 << 20))
         outer = (
             ("--network", ("--network", "none")),
@@ -196,7 +206,8 @@ class Container(Tier):
             (NEEDED, ("--pids-limit", str(bounds.threads + 2), "--memory", room, "--memory-swap", room)),
             (NEEDED, tuple(word for name, value in _ENVIRONMENT.items() for word in ("--env", f"{name}={value}"))),
         )
-        readable = {"libraries": ["/lib", "/lib64", "/usr/lib", "/usr/lib64"], "whole": []}  # of the image
+        libraries = ["/lib", "/lib64", "/usr/lib", "/usr/lib64"]  # of the image
+        readable = {"libraries": libraries, "whole": [], "work": work}
         return Plan(outer=outer, inner=(*limits(bounds, None), *lock(("privileges", None), ("landlock", readable))))
 
     def command(self, plan: Plan) -> list[str]:
@@ -225,7 +236,7 @@ class Unsafe(Tier):
     def missing(self) -> str:
         return "" if os.name == "posix" else "needs Linux or macOS"
 
-    def plan(self, bounds: Limits, packages: Sequence[str] = ()) -> Plan:
+    def plan(self, bounds: Limits, packages: Sequence[str] = (), *, tools: Sequence[str] = (), work: str = "") -> Plan:
         threads = bounds.threads + own_tasks()
         steps = ("session", "environment", "descriptors")
         return Plan(inner=(*limits(bounds, threads), *((name, None) for name in steps)))

@@ -7,7 +7,7 @@ from itertools import chain
 
 import pytest
 
-from kvbench.scoring.sandbox.seccomp import AUDIT_ARCH, FOREIGN, RULES, build
+from kvbench.scoring.sandbox.seccomp import AUDIT_ARCH, CHILDREN, FOREIGN, RULES, build
 from kvbench.scoring.sandbox.syscalls import ALLOWED, FAMILIES, NEWEST, NUMBERS
 
 ALLOW, EPERM, ENOSYS, KILL = "allow", "EPERM", "ENOSYS", "kill"
@@ -101,6 +101,15 @@ def test_a_family_is_opened_for_tests_of_the_selftest(machine: str, family: str)
     for name in FAMILIES[family]:
         if name in NUMBERS[machine]:
             assert opened.says(name, -1, -1, -1, -1, -1) == ALLOW, name
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_compiler_gets_children_without_namespaces(machine: str) -> None:
+    says = Filter(machine, ("exec", CHILDREN)).says
+    assert [says("clone", flags) for flags in (17, 0x4111, 0x3D0F00)] == [ALLOW] * 3
+    assert [says("clone", 17 | new) for new in (0x20000, 0x02000000, 0x10000000, 0x40000000)] == [EPERM] * 4
+    assert [says(call) for call in ("clone3", "execve", "unshare", "socket")] == [ENOSYS, ALLOW, EPERM, EPERM]
+    assert says("kill", PID + 1, 9) == EPERM
 
 
 def test_families_and_what_is_allowed_are_disjoint() -> None:

@@ -23,7 +23,7 @@ ruleset = -1  # descriptor of the Landlock rule set; -1 before `make_ruleset`
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # system calls of Landlock, the same on every machine
-_READ_FILE, _WRITE_FILE, _READ_DIR = 1 << 2, 1 << 1, 1 << 3
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _MAKE_REG, _TRUNCATE = (1 << bit for bit in (0, 1, 2, 3, 8, 14))
 _SETUID_KEPT = ("=6I", 4, 4, 0, 0, 0, 0)  # CAP_DAC_READ_SEARCH, effective and permitted
 
 
@@ -117,12 +117,13 @@ STEPS: dict[str, Callable[[Any], None]] = {
 # --- made before the fork ---------------------------------------------------------------------------------------------
 
 
-def make_ruleset(value: dict[str, list[str]]) -> None:
+def make_ruleset(value: dict[str, Any]) -> None:
     """Make a Landlock rule set: only the standard library, system libraries, a few devices and the paths under "whole"
     may be read.
 
     Files and folders in a library folder are allowed one by one, so that installed packages there stay hidden. value:
     under "libraries" the folders of system libraries, under "whole" the paths that are allowed with all their content.
+    "work" is "" or, for a compiler, a folder in which files may be made; then what may be read may also be executed.
     """
     global ruleset
     version = call(_libc.syscall, _CREATE_RULESET, 0, 0, 1)
@@ -136,9 +137,11 @@ def make_ruleset(value: dict[str, list[str]]) -> None:
         if os.path.isdir(folder):
             parts += [e.path for e in os.scandir(folder) if not e.name.startswith("python")]
     parts += value["whole"]
-    rules = [(path, _READ_FILE | _READ_DIR) for path in parts]
+    work = value["work"]
+    rules = [(path, _READ_FILE | _READ_DIR | (_EXECUTE if work else 0)) for path in parts]
     rules += [(f"{library}/__pycache__", _READ_FILE), (library, _READ_DIR)]
     rules += [("/dev/null", _READ_FILE | _WRITE_FILE), ("/dev/zero", _READ_FILE), ("/dev/urandom", _READ_FILE)]
+    rules += [(work, (_READ_FILE | _WRITE_FILE | _MAKE_REG | _TRUNCATE) & handled)] if work else []
     for path, access in rules:
         try:
             place = os.open(path, os.O_PATH | os.O_CLOEXEC)
