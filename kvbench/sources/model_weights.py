@@ -68,16 +68,22 @@ def difference(model: Any, report: Mapping[str, Any]) -> str:
     """Return how the weights in a model's files differ from those that its config requires; "" if they do not differ.
 
     If the files lack a weight, or hold it in another shape, transformers fills the weight with random numbers and only
-    logs a report. Missing buffers are no difference, because buffers start with constants; nor are missing numbers that
-    a quantiser adds. Wrong shapes of quantised weights are not found, because the report does not list them.
+    logs a report. If it ignores the scale of a quantised weight, because config.json names no quantisation, it takes
+    the stored codes for numbers. Missing buffers are no difference, because buffers start with constants; nor are
+    missing numbers that a quantiser adds. Wrong shapes of quantised weights are not found, because the report does not
+    list them.
 
     model, report: the results of transformers' `from_pretrained`, called with `REPORTING`.
     """
     for name, stored, wanted in sorted(report["mismatched_keys"]):
         return f"tensor {quote(name)} has shape {list(stored)} in the files, but {list(wanted)} by config.json"
-    random = {name for name, _ in model.named_parameters() if not name.endswith(_OF_QUANTISERS)}
-    missing = sorted(random & set(report["missing_keys"]))
-    return f"the files lack tensors that config.json asks for: {few(missing, 1)}" if missing else ""
+    parameters = {name for name, _ in model.named_parameters()}
+    random = {name for name in parameters if not name.endswith(_OF_QUANTISERS)}
+    if missing := sorted(random & set(report["missing_keys"])):
+        return f"the files lack tensors that config.json asks for: {few(missing, 1)}"
+    if scales := sorted(name for name in report["unexpected_keys"] if name.rpartition("_scale")[0] in parameters):
+        return f"the files hold quantised weights, which config.json does not mention, with scales: {few(scales, 1)}"
+    return ""
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 TODAY = datetime(2026, 1, 1)  # the date that chat templates write: prompts must be the same on every day
+# Model types that have repositories with a wrong rule for splitting text, as transformers lists them.
+MISTRAL = frozenset({"mistral", "mistral3", "ministral", "pixtral", "voxtral"})
+THREE_DIGITS = "p{N}{1,3}"  # a part of the wrong rule, which keeps up to three digits together
 
 
 def read_tokenizer(where: str, revision: str | None = None) -> Any:
@@ -16,13 +19,22 @@ def read_tokenizer(where: str, revision: str | None = None) -> Any:
     Some repositories with a byte-level tokenizer.json name the class LlamaTokenizer in their configuration
     (DeepSeek-R1-Distill-Llama, deepseek-math). This class replaces the rule by which text is split, so that blanks
     vanish from prompts. Such a tokenizer is loaded as its tokenizer.json says.
+
+    Some repositories of Mistral's models (Mistral Small 3.1) have a tokenizer.json that splits text by the rule of
+    other models. transformers knows the right rule, but applies it only on request.
     """
     import transformers
 
     how: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
-    tokenizer = transformers.AutoTokenizer.from_pretrained(where, **how)
-    if "Metaspace" in _splitting(tokenizer) and _is_byte_level(where, revision):
-        return transformers.PreTrainedTokenizerFast.from_pretrained(where, **how)
+    kind: Any = transformers.AutoTokenizer
+    tokenizer = kind.from_pretrained(where, **how)
+    if "Metaspace" in _splitting(tokenizer) and "ByteLevel" in _splitting_of_file(where, revision):
+        kind = transformers.PreTrainedTokenizerFast
+        tokenizer = kind.from_pretrained(where, **how)
+    if _splits_by_a_foreign_rule(tokenizer, where, revision):
+        # The folder, also of a hub model: only for a folder does transformers decide by the configuration.
+        folder = str(_file(where, "tokenizer.json", revision).parent)
+        return kind.from_pretrained(folder, trust_remote_code=False, fix_mistral_regex=True)
     return tokenizer
 
 
@@ -32,19 +44,37 @@ def _splitting(tokenizer: Any) -> str:
     return "" if backend is None else repr(backend.pre_tokenizer)
 
 
-def _is_byte_level(where: str, revision: str | None) -> bool:
-    """Return whether the model's tokenizer.json splits text into bytes; False if it has no such file."""
+def _splitting_of_file(where: str, revision: str | None) -> str:
+    """Return how the model's tokenizer.json splits text into words, as text; "" if it does not say."""
+    return json.dumps(_read(_file(where, "tokenizer.json", revision)).get("pre_tokenizer", ""))
+
+
+def _splits_by_a_foreign_rule(tokenizer: Any, where: str, revision: str | None) -> bool:
+    """Return whether the tokenizer of a Mistral model keeps digits together, although its vocabulary has no token of
+    two digits. Other models of Mistral's architecture have vocabularies that fit this rule."""
+    if _read(_file(where, "config.json", revision)).get("model_type") not in MISTRAL:
+        return False
+    return THREE_DIGITS in _splitting_of_file(where, revision) and "10" not in tokenizer.get_vocab()
+
+
+def _file(where: str, name: str, revision: str | None) -> Path:
+    """Return the path of a file of the model; a path without a file if the model has no such file."""
     from transformers.utils import cached_file
 
     found = cached_file(
         where,
-        "tokenizer.json",
+        name,
         revision=revision,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
+    return Path(found or Path(where, name))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return the content of a JSON file; {} if there is none, or a broken one, which transformers reports itself."""
     try:
-        content = json.loads(Path(found or "").read_bytes())
-        return "ByteLevel" in json.dumps(content.get("pre_tokenizer"))
-    except (OSError, ValueError, AttributeError):  # transformers reports a broken file itself
-        return False
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

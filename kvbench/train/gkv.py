@@ -88,6 +88,12 @@ class SparseRecipe(Recipe):
                 f"the model's weights stay quantised ({form.name}), and {cls.name} cannot train them. Give the model's "
                 "unquantised repository with --model."
             )
+        if any(hasattr(module, "quantization_scheme") for module in loaded.model.modules()):
+            # compressed-tensors keeps its scales as parameters, and rounds the inputs of layers without a gradient
+            raise UserError(
+                f"the model's layers still compute as compressed-tensors stored them, and {cls.name} cannot train "
+                "them. Give the model's unquantised repository with --model."
+            )
         lora.check(loaded.model, method, more)
         budget = int(more["budget"]) if method.takes_budget else None
         check_budget(str(more["method"]), method, budget, word="--opt budget")

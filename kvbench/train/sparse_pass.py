@@ -153,10 +153,23 @@ def recomputed(model: Any, on: bool) -> Iterator[None]:
     layers = _recomputable(model) if on else []
     try:
         for layer in layers:
-            layer._gradient_checkpointing_func = recompute
-            # Layers recompute only in training mode. Their submodules, such as dropout, stay in evaluation mode.
-            layer.gradient_checkpointing = layer.training = True
+            layer._gradient_checkpointing_func = partial(_recompute_in_evaluation, layer)
+            layer.gradient_checkpointing = layer.training = True  # transformers recomputes only in training mode
         yield
     finally:
         for layer in layers:
             layer.gradient_checkpointing = layer.training = False
+
+
+def _recompute_in_evaluation(layer: Any, call: Callable[..., Any], *inputs: Any) -> Any:
+    """Run `call`, a layer's forward pass, and again in the backward pass, both in evaluation mode: in training mode,
+    layers such as OPT's apply dropout, each time with another mask."""
+
+    def evaluate(*inputs: Any) -> Any:
+        layer.training = False
+        try:
+            return call(*inputs)
+        finally:
+            layer.training = True
+
+    return recompute(evaluate, *inputs)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 import tomllib
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -20,9 +22,11 @@ from kvbench.cli.app import main
 from kvbench.config.run_config import Grid, MethodChoice, RunConfig
 from kvbench.engine.model.load import load
 from kvbench.engine.model.shape import read_shape, shape_of_model
+from kvbench.errors import SetupError
 from kvbench.runner.run_plan import RunPlan
 from kvbench.sources.quantised import FORMS, StoredBytes, form_of, stored_bytes
 from kvbench.store import read_rows
+from kvbench.train.trained_model import write_model
 
 LINE = (
     "run --task walk/orbit-100 --limit 1 --samples 1 --temperature 0 --method full,gkv --budget 32 --interval 8 "
@@ -67,10 +71,10 @@ def store(folder, tensors, **told):
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def fp8(folder):
+def fp8(folder, model_type="qwen3", changes=WIDE):
     """A repository in FP8 with blocks of 32 x 32, as DeepSeek and Qwen release them; returns its weights as numbers."""
     tensors, expected = {}, {}
-    for name, weight in plain(folder).items():
+    for name, weight in plain(folder, model_type, changes).items():
         tensors[name] = expected[name] = weight
         if name.endswith("proj.weight"):
             rows, columns = weight.shape
@@ -81,6 +85,15 @@ def fp8(folder):
             expected[name] = (small.float() * scale[:, None, :, None]).reshape(rows, columns)
     told = {"weight_block_size": [32, 32], "activation_scheme": "dynamic", "fmt": "e4m3"}
     store(folder, tensors, quant_method="fp8", **told)
+    return expected
+
+
+def fp8_in_text_part(folder):
+    """A vision-language repository whose configuration names the form only in the part for the text model."""
+    expected = fp8(folder, "mistral3", {"text_config": WIDE})
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"]["quantization_config"] = config.pop("quantization_config")
+    (folder / "config.json").write_text(json.dumps(config))
     return expected
 
 
@@ -149,6 +162,31 @@ def test_a_form_that_is_read_as_numbers(make, tmp_path, command):
     assert rows["evictions"].max() > 0
     plan, _ = planned(tmp_path / "m")
     assert plan.shape.weight_bytes(2) == 2 * sum(p.numel() for p in parameters.values())
+
+
+@pytest.mark.parametrize("make", [fp8, partial(fp8, model_type="qwen3_moe"), fp8_in_text_part, mxfp4])
+def test_a_form_that_is_read_as_numbers_is_written_as_numbers(make, tmp_path):
+    """Training changes the numbers, so the stored form is not written again."""
+    if text := FORMS["mxfp4"].missing():
+        pytest.skip(text)
+    names = make(tmp_path / "m").keys()
+    loaded = load(str(tmp_path / "m"), device="cpu", dtype="bfloat16")
+    write_model(loaded, tmp_path / "trained")
+    assert "quantization_config" not in (tmp_path / "trained/config.json").read_text()
+    written = load_file(tmp_path / "trained/model.safetensors")
+    assert names <= written.keys()
+    assert {tensor.dtype for tensor in written.values()} == {torch.bfloat16}
+    again = dict(load(str(tmp_path / "trained"), device="cpu", dtype="bfloat16").model.named_parameters())
+    assert all(torch.equal(again[name], parameter) for name, parameter in loaded.model.named_parameters())
+
+
+def test_codes_without_their_form_are_refused(tmp_path):
+    fp8(tmp_path / "m")
+    config = json.loads((tmp_path / "m/config.json").read_text())
+    (tmp_path / "m/config.json").write_text(json.dumps(config | {"quantization_config": None}))
+    first = re.escape("model.layers.0.mlp.down_proj.weight_scale_inv and 13 more")
+    with pytest.raises(SetupError, match=f"which config.json does not mention, with scales: {first}"):
+        load(str(tmp_path / "m"), device="cpu")
 
 
 @needs("bitsandbytes")

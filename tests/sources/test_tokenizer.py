@@ -10,10 +10,14 @@ from typing import Any
 import pytest
 import transformers
 from support.chat_templates import SWITCH, tokenizer
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from kvbench.errors import SetupError, UserError
 from kvbench.sources import vocabulary
 from kvbench.sources.tokenizer import read_tokenizer
+
+LLAMA3 = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+MANY = 100_001  # transformers expects the wrong rule only in tokenizers with more than 100,000 tokens
 
 
 def folder(path: Path, tokenizer_class: str, model_type: str = "llama", **config: Any) -> Path:
@@ -36,6 +40,32 @@ def test_transformers_alone_loses_the_blanks(tmp_path: Path) -> None:
     """Otherwise `read_tokenizer` needs no correction any more."""
     made = transformers.AutoTokenizer.from_pretrained(folder(tmp_path, "LlamaTokenizerFast"))
     assert made.decode(made("a b", add_special_tokens=False)["input_ids"]) == "ab"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "tokenizer_class", "tokens", "words"),
+    [
+        ("mistral", "LlamaTokenizer", [], ["hello", "World"]),
+        ("mistral3", "PreTrainedTokenizerFast", [], ["hello", "World"]),
+        ("mistral", "LlamaTokenizerFast", ["10"], ["helloWorld"]),  # a vocabulary made with the rule of Llama 3
+        ("qwen2", "PreTrainedTokenizerFast", [], ["helloWorld"]),
+    ],
+)
+def test_mistral_models_split_text_by_their_own_rule(
+    tmp_path: Path, model_type: str, tokenizer_class: str, tokens: list[str], words: list[str]
+) -> None:
+    vocabulary = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *tokens, *(f"<{i}>" for i in range(MANY))]
+    core = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(vocabulary)}, merges=[]))
+    split = pre_tokenizers.Split(Regex(LLAMA3), "isolated")
+    core.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    core.decoder = decoders.ByteLevel()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<0>").save_pretrained(tmp_path)
+    settings = tmp_path / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"tokenizer_class": tokenizer_class}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, "transformers_version": "4.50.0"}))
+    made = read_tokenizer(str(tmp_path))
+    assert [word for word, _ in made.backend_tokenizer.pre_tokenizer.pre_tokenize_str("helloWorld")] == words
+    assert made.decode(made("a b  10", add_special_tokens=False)["input_ids"]) == "a b  10"
 
 
 def with_image_token(path: Path) -> tuple[Any, int]:

@@ -194,10 +194,12 @@ def test_held_out_are_the_rewards_of_sampled_answers(loaded, asked):
     assert len(set(texts[:6])) > 1  # sampled
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "llama-mha"])
+@pytest.mark.parametrize("architecture", ["qwen3", "llama-mha", "opt"])
 @pytest.mark.parametrize("kind", [DistillRecipe, RLRecipe])
 def test_parts_and_recomputed_layers_give_the_same_gradient(architecture, kind, monkeypatch):
     monkeypatch.setitem(ARCHITECTURES, "llama-mha", ("LlamaConfig", {"num_key_value_heads": 4}))
+    dropout = {"num_key_value_heads": 4, "ffn_dim": 96, "dropout": 0.5}  # that OPT's layers apply without a submodule
+    monkeypatch.setitem(ARCHITECTURES, "opt", ("OPTConfig", dropout))
     found = []
     for rows, more in (
         (1024, {"micro": 64}),
@@ -288,6 +290,13 @@ def test_a_model_that_stays_quantised_is_refused():
     model = build("qwen3")
     model.model.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     with pytest.raises(UserError, match=r"the model's weights stay quantised \(bitsandbytes\), and gkv-rl cannot"):
+        RLRecipe.check(model, ROLL)
+
+
+def test_a_model_of_compressed_tensors_is_refused():
+    model = build("qwen3")
+    model.model.model.layers[0].mlp.up_proj.quantization_scheme = "W8A8"
+    with pytest.raises(UserError, match=r"still compute as compressed-tensors stored them, and gkv-rl cannot train"):
         RLRecipe.check(model, ROLL)
 
 

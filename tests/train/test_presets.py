@@ -70,6 +70,11 @@ def test_two_steps_of_every_preset(name, preset, data, tmp_path, monkeypatch, ca
     assert f" --preset {preset} " in made["command"]
 
 
+def test_answers_are_sampled_at_the_temperature_of_the_paper():
+    """Where a paper and its released script differ, a preset takes the paper's value."""
+    assert BUILT_IN["gkv-rl"].presets["paper"].values["temperature"] == 0.6
+
+
 def test_a_trace_beyond_a_length_has_its_own_budget(data, tmp_path, monkeypatch):
     change(monkeypatch, "foresightkv", held_out=2)
     own = {"budget": 24, "interval": 8, "long_budget": 32, "long_interval": 16, "max_tokens": 60, "wrong": "keep"}

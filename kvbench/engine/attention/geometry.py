@@ -7,7 +7,7 @@ counts, dimensions, scale, sliding window, logit cap and sinks. This works on re
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -271,6 +271,14 @@ def refuse_unsupported(config: Any) -> None:
     if kind in ("dynamic", "longrope") and longest > before:
         raise UserError(
             f"model type {name} uses {kind} RoPE, whose frequencies depend on the longest sequence of a batch, so "
-            "that sequences would change each other's answers. "
-            f"Set max_position_embeddings to {before} in the model's config.json."
+            f"that sequences would change each other's answers. Set max_position_embeddings to {before}"
+            f"{_same_attention(rope, longest / before)} in the model's config.json."
         )
+
+
+def _same_attention(rope: Mapping[str, Any], factor: float) -> str:
+    """Return what else a user must set in config.json, so that a smaller `max_position_embeddings` does not change the
+    model: transformers multiplies longrope's cosines by a number that depends on `factor`, by default the largest
+    position over the original one."""
+    derived = rope.get("factor") is None and rope.get("attention_factor") is None
+    return f" and, beside long_factor, factor to {factor}" if rope["rope_type"] == "longrope" and derived else ""

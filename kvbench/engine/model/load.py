@@ -135,7 +135,7 @@ def load(
             refuse_kept(form)
         return replace(prepare(model.eval(), tokenizer), attn=attn)
     if form is not None:
-        _convert(model, kind)
+        _make_plain(model, kind)
     if adapter is not None:  # before the model moves, so that the merged weights do not depend on devices
         model = merge(model, adapter)
     model = move(model) if move is not None else model.to(where)
@@ -168,11 +168,17 @@ def _in_its_form(config: Any, where: torch.device) -> tuple[Form | None, dict[st
     return form, {"config": config}
 
 
-def _convert(model: Any, kind: torch.dtype) -> None:
-    """Give all weights the run's dtype: transformers leaves some dequantised weights in bfloat16."""
+def _make_plain(model: Any, kind: torch.dtype) -> None:
+    """Make a model with dequantised weights the same as one whose weights were never quantised.
+
+    transformers leaves some weights in bfloat16, and the form in a configuration's text part. It would save the weights
+    as it read them, quantised, but without their form in the configuration.
+    """
     for parameter in model.parameters():
         if parameter.dtype == torch.bfloat16:
             parameter.data = parameter.data.to(kind)
+    vars(model.config.get_text_config()).pop("quantization_config", None)
+    model._weight_conversions = None  # then transformers saves the weights in the usual layout of this model type
 
 
 def auto_class(config: Any) -> Any:
