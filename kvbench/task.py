@@ -123,7 +123,7 @@ class Score:
     partial: float | None = None  # partial credit, such as the share of right steps or keys
     extracted: str | None = None
     aux: Mapping[str, float] = field(default_factory=dict)
-    facts: Mapping[str, str | bool | None] = field(default_factory=dict)  # further columns of the row, by name
+    facts: Mapping[str, str | bool | None] = field(default_factory=dict)  # further columns: `kvbench.runner.rows.FACTS`
     note: str = ""
 
 

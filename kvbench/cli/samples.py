@@ -48,7 +48,7 @@ def samples(folder: Path, wanted: str, method: str | None, questions: RunQuestio
         hint = did_you_mean(wanted, known) or f" 'kvbench show {quote_word(str(folder))} --ids' lists the questions."
         under = f" under method {quote(method)}" if method else ""
         raise UserError(f"run {quote(folder.name)} has no question or row {quote(wanted)}{under}.{hint}")
-    texts = read_texts(folder).set_index("row_key")
+    texts = read_texts(folder, keys=set(chosen["row_key"])).set_index("row_key")
     entries = [_plain(row) | _texts(texts, row["row_key"]) for _, row in chosen.iterrows()]
     return [_with_question(entry, questions) for entry in entries]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kvbench.console import signals
 from kvbench.errors import SetupError
 from kvbench.runner.prompt import Prompt
-from kvbench.runner.rows import scored
+from kvbench.runner.rows import FACTS, scored
 from kvbench.runner.workload import TaskWork
 from kvbench.scoring.pool import ScorePool
 from kvbench.store import Journal, RunFolder
@@ -26,7 +26,6 @@ from kvbench.task import Output, Score
 if TYPE_CHECKING:
     from kvbench.console.progress import Progress
 
-FACTS = ("verdict", "passed_lcb", "passed_native", "sandbox_tier", "sandbox_selftest", "python_version", "judge")
 AT_ONCE = 64  # how many answers are scored at a time, at most
 KEPT = "kept"  # counted like a status: an answer that keeps its score, because the user gave no judge
 

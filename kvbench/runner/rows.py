@@ -6,17 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from kvbench.errors import quote
+from kvbench.errors import bare, quote
 from kvbench.records import Generation, Usage
 from kvbench.runner import env
 from kvbench.runner.workload import PlannedRow, make_method
-from kvbench.store.schema import OK
+from kvbench.store.schema import OK, UNSCORED, as_stored
 from kvbench.task import Output, Score, Task
 
 if TYPE_CHECKING:
     from kvbench.runner.cell import CellPlan
 
 MEASURED = tuple(f.name for f in fields(Usage) if f.name not in ("prompt_tokens", "output_tokens", "budget_entries"))
+# Columns that a scorer may fill with `Score.facts`.
+FACTS = ("verdict", "passed_lcb", "passed_native", "sandbox_tier", "sandbox_selftest", "python_version", "judge")
 ROUNDING = 1e-9  # by which a computed score may exceed 0 or 1
 
 
@@ -47,7 +49,8 @@ class Answer:
 
 
 def make_row(answer: Answer, score: Score | None, task: Task, host: dict[str, str]) -> dict[str, Any]:
-    """Return the row of a finished sample. score: None if the generation failed; the row then has no score columns."""
+    """Return the row of a finished sample. score: what the task's scorer returned; if the generation failed, there is
+    no score, and the row has no score columns."""
     planned, generation, cell_plan = answer.planned, answer.generation, answer.cell_plan
     cell, doc = cell_plan.cell, planned.prompt.doc
     usage = generation.usage
@@ -79,7 +82,7 @@ def make_row(answer: Answer, score: Score | None, task: Task, host: dict[str, st
         "machine_load": env.load(),
     }
     row |= _usage(usage, cell_plan.plan.limit) if usage else {}
-    return row | scored(score) if score is not None else row
+    return row | scored(score) if generation.status == OK else row
 
 
 def _images(pictures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -89,17 +92,34 @@ def _images(pictures: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"images": len(pictures), "image_tokens": sum(p["tokens"] for p in pictures), "image_list": list(pictures)}
 
 
-def scored(score: Score) -> dict[str, Any]:
-    """Return the row's columns that depend on the score.
+def scored(score: object) -> dict[str, Any]:
+    """Return the row's columns that depend on the score. score: what the task's scorer returned.
 
-    If the score has no value, all these columns are null except status, note and the scorer's facts. If a scorer
-    returned something other than a number from 0 to 1, such as NaN or 85, the status is "grader_error".
+    If the score has no value, all these columns are null except status, note and the scorer's facts. If a row cannot
+    hold what the scorer returned, such as a value of NaN or 85, an unknown fact, or None in place of a `Score`, the
+    status is "grader_error", and the note says why.
     """
+    try:
+        columns = _score_columns(score)
+        for name, value in columns.items():
+            as_stored(name, value)
+    except Exception as error:  # a task's code may return anything
+        return _score_columns(Score(value=None, note=f"the scorer's result cannot be stored: {bare(error)}"))
+    return columns
+
+
+def _score_columns(score: object) -> dict[str, Any]:
+    """Return the columns of `scored`. Raises an exception for some of the results that a row cannot hold."""
+    if not isinstance(score, Score):
+        raise TypeError(f"it is {quote(score)}, not a Score")
     given = {"value": score.value, "strict": score.strict, "partial": score.partial}
-    shares = {name: _share(value) for name, value in given.items()}
-    if wrong := [name for name, value in given.items() if value is not None and shares[name] is None]:
-        note = f"the scorer's {wrong[0]} is {quote(given[wrong[0]])}, not a number from 0 to 1"
-        score = Score(value=None, note=note, facts=score.facts)
+    for name, value in given.items():
+        if value is not None and _share(value) is None:
+            raise ValueError(f"{name} is {quote(value)}, not a number from 0 to 1")
+    if score.value is None and score.status not in UNSCORED:
+        raise ValueError(f"status is {quote(score.status)}, not {', '.join(UNSCORED)}")
+    if unknown := [name for name in score.facts if name not in FACTS]:
+        raise ValueError(f"no column for facts is named {quote(unknown[0])}")
     shown = score if score.value is not None else Score(value=None)
     aux = dict(shown.aux)
     no_answer = aux.pop("no_answer", None)

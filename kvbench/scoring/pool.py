@@ -135,7 +135,10 @@ class ScorePool:
                     if process is not None:
                         process.close()
                         process = None
-                    future.set_exception(error)
+                    if isinstance(error, SetupError) or not isinstance(error, Exception):
+                        future.set_exception(error)
+                    else:  # from the task's code, such as `patience`, or from a result that cannot be unpickled
+                        future.set_result(Score(value=None, note=f"error: {failure(error)}"))
             with self._lock:
                 self._waiting -= 1
         if process is not None:
@@ -151,6 +154,10 @@ def _judge(task: Task, doc: Doc, output: Output) -> Score:
         return Score(value=None, status="judge_error", note=f"error: {failure(error)}")
 
 
+def _does_not_start(command: list[str], why: str = "") -> SetupError:
+    return SetupError(f"the scoring process does not start{why}. Run it to see why: {' '.join(command)}.")
+
+
 class _Process:
     """One scoring process.
 
@@ -163,13 +170,16 @@ class _Process:
         env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         # -P: import nothing from the working directory.
         command = [sys.executable, "-P", "-m", "kvbench.scoring.worker"]
-        quiet = subprocess.DEVNULL
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=quiet, env=env)
+        pipe, quiet = subprocess.PIPE, subprocess.DEVNULL
+        try:
+            self._ready = selectors.DefaultSelector()
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=quiet, env=env)
+        except OSError as error:  # such as too many processes or open files
+            raise _does_not_start(command, f" ({error.strerror or error})") from error
         alive.add(self)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._in, self._out = self._process.stdin, self._process.stdout.fileno()
-        self._ready = selectors.DefaultSelector()
         self._ready.register(self._out, selectors.EVENT_READ)
         self.gone, self._used = False, False
         try:
@@ -178,7 +188,7 @@ class _Process:
             started = None
         if started != "ready":
             self.close()
-            raise SetupError(f"the scoring process does not start. Run it to see why: {' '.join(command)}.")
+            raise _does_not_start(command)
 
     def score(self, task: Task, doc: Doc, output: Output) -> Score:
         module = type(task).__module__

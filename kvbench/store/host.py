@@ -1,4 +1,4 @@
-"""Identifies processes across machines and restarts, to tell whether the owner of a lock still runs.
+"""Identifies processes and Slurm jobs across machines and restarts, to tell whether the owner of a lock still runs.
 
 Systems reuse process ids. A process is therefore identified by its id, the boot id of its machine, and its start time
 in clock ticks. Without /proc (macOS), boot id and start time are unknown: if a new process has the id of an ended
@@ -19,6 +19,19 @@ def host_name() -> str:
     """Return the first 40 characters of this machine's name. Characters other than ASCII letters, digits, "." and "-"
     are replaced by "_"."""
     return re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())[:40] or "host"
+
+
+def slurm_job() -> tuple[str, int]:
+    """Return an id of the Slurm job that this process belongs to, and how often Slurm has restarted this job; ("", 0)
+    outside of Slurm. A task of an array keeps its id when it is restarted, and has an id of its own."""
+    job, restarts = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_RESTART_COUNT", "")
+    if array := os.environ.get("SLURM_ARRAY_JOB_ID"):
+        job = f"{array}_{os.environ.get('SLURM_ARRAY_TASK_ID', '')}"
+    if not job:
+        return "", 0
+    if cluster := os.environ.get("SLURM_CLUSTER_NAME"):
+        job += f"@{cluster}"
+    return job[:200], int(restarts) if restarts.isdecimal() else 0
 
 
 def boot_id() -> str:

@@ -189,7 +189,8 @@ class Journal:
     def _open(self) -> None:
         folder = self.run_dir / FOLDER
         if not own_folder(folder):
-            folder.mkdir()
+            with suppress(FileExistsError):  # several workers may make it at the same time
+                folder.mkdir()
             sync_folder(self.run_dir)
         stem = f"{host_name()}-{boot_id()[:8]}-{os.getpid()}"
         number = 0

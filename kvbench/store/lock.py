@@ -3,9 +3,10 @@
 The owner of the lock is a process. While it lives, it holds flock on the lock file. It also writes a record into the
 file: its host, process id and start time. Some network disks keep the flock of a dead owner, or have no flock; the
 record is therefore checked, too. If the record names this host and its current boot, then the process id and the start
-time tell whether the owner still lives. The lock of any other owner is taken over only with ``--take-over``: a record
-with this host's name and another boot may also come from another host of the same name. Without flock, the lock is the
-existence of the file, which only one process can create.
+time tell whether the owner still lives. If the record names this process's Slurm job before its last restart, the owner
+has ended: Slurm restarts a job only after it has ended the job or lost the job's host. The lock of any other owner is
+taken over only with ``--take-over``: a record with this host's name and another boot may also come from another host of
+the same name. Without flock, the lock is the existence of the file, which only one process can create.
 
 If two processes hold the lock nevertheless, rows are generated twice and no row is damaged, because each process writes
 its own journal segment.
@@ -29,7 +30,7 @@ from pathlib import Path
 from kvbench.console import signals
 from kvbench.errors import NEW_RUN, RunInUseError, SetupError, bare, counted, quote
 from kvbench.store.files import open_plain, reason, remedy
-from kvbench.store.host import boot_id, host_name, is_alive, start_ticks
+from kvbench.store.host import boot_id, host_name, is_alive, slurm_job, start_ticks
 from kvbench.store.strict_json import document
 
 try:
@@ -45,6 +46,7 @@ class Owner:
     """The process that holds a lock, as the record in the lock file describes it.
 
     boot: the boot id of its host. ticks: the start time of the process in clock ticks. since: when it took the lock.
+    job, restarts: see `slurm_job`.
     """
 
     host: str
@@ -52,6 +54,8 @@ class Owner:
     pid: int
     ticks: int | None
     since: float  # seconds since 1970
+    job: str
+    restarts: int
 
     def __str__(self) -> str:
         return f"process {self.pid} on host {bare(self.host)}"
@@ -62,7 +66,8 @@ class RunLock:
 
     def __init__(self, path: Path, run: str) -> None:
         self.path, self.run = path, run
-        self.me = Owner(host_name(), boot_id(), os.getpid(), start_ticks(os.getpid()), time.time())
+        pid = os.getpid()
+        self.me = Owner(host_name(), boot_id(), pid, start_ticks(pid), time.time(), *slurm_job())
         self._fd = -1
 
     def acquire(self, *, take_over: bool = False) -> list[str]:
@@ -159,6 +164,8 @@ class RunLock:
             if is_alive(owner.pid, owner.ticks):
                 raise self._in_use(owner)
             return f"taking over run '{self.run}': process {owner.pid} on this host has ended."
+        if owner is not None and owner.job and owner.job == self.me.job and owner.restarts < self.me.restarts:
+            return f"taking over run '{self.run}': Slurm has restarted job {bare(owner.job)}, which ended {owner}."
         who = "an unknown process" if owner is None else f"{owner} for {_age(owner.since)}"
         if not asked:
             raise RunInUseError(
@@ -176,7 +183,9 @@ def _read(fd: int) -> Owner | None:
     """Return the owner that the record in a lock file names; None if the file has no valid record."""
     try:
         o = document(os.pread(fd, 4096, 0))
-        owner = Owner(str(o["host"]), str(o["boot"]), int(o["pid"]), o["ticks"] and int(o["ticks"]), float(o["since"]))
+        ticks = o["ticks"] and int(o["ticks"])
+        job, restarts = str(o.get("job", "")), int(o.get("restarts", 0))
+        owner = Owner(str(o["host"]), str(o["boot"]), int(o["pid"]), ticks, float(o["since"]), job, restarts)
     except (ValueError, TypeError, KeyError, OverflowError):
         return None
     return owner if 0 <= owner.since < 2**33 else None

@@ -23,7 +23,7 @@ from kvbench.errors import NEW_RUN, SetupError, UserError, bare, quote
 from kvbench.store.files import read_plain, reason, replacing, unwritable
 from kvbench.store.identity import digest
 from kvbench.store.schema import FORMAT
-from kvbench.store.shape import why_not
+from kvbench.store.shape import LONGEST, wrong_part
 from kvbench.store.strict_json import document
 
 NAME = "run.json"
@@ -78,7 +78,14 @@ def _hashes(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write(run_dir: Path, manifest: Mapping[str, Any]) -> None:
-    """Write run.json. After a crash the file is complete or absent. Raises SetupError."""
+    """Write run.json. After a crash the file is complete or absent. Raises UserError for a value that `read` would
+    refuse, such as a path whose bytes are not UTF-8; SetupError if the disk or the folder fails."""
+    if (wrong := wrong_part(manifest)) is not None:
+        name, value = wrong
+        raise UserError(
+            f"run.json cannot hold {bare(name.split('.', 1)[-1])} {quote(value)}. Give a value whose texts are UTF-8 "
+            f"without control characters, of at most {LONGEST} characters each."
+        )
     try:
         with replacing(run_dir / NAME) as file:
             file.write(json.dumps(manifest, indent=2).encode() + b"\n")
@@ -101,8 +108,8 @@ def read(run_dir: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or type(content.get("format")) is not int:
         raise _damaged(path)
     check_format(NAME, content["format"])
-    if wrong := why_not(content):
-        raise _damaged(path, f" ({wrong} has another type than kvbench writes)")
+    if (wrong := wrong_part(content)) is not None:
+        raise _damaged(path, f" ({bare(wrong[0])} has another type than kvbench writes)")
     _check_hashes(path, content)
     return content
 

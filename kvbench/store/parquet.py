@@ -7,7 +7,7 @@ older tables lack them; they read as null.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from kvbench.errors import UserError, bare
@@ -19,18 +19,26 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 _BYTES = 16 << 20  # unpacked bytes that any table may have, beside `row_bytes` per row
+_AT_ONCE = 256  # rows in memory at a time if only some are wanted
 
 
 class Damaged(ValueError):
     """The file is a damaged table. The exception's message says why."""
 
 
-def decode(name: str, file: BinaryIO, schema: pa.Schema, required: Sequence[str], row_bytes: int) -> pa.Table:
+def decode(
+    name: str,
+    file: BinaryIO,
+    schema: pa.Schema,
+    required: Sequence[str],
+    row_bytes: int,
+    keys: Collection[str] | None = None,
+) -> pa.Table:
     """Return the columns of `schema` from a file, cast to the schema's types, with the file's metadata.
 
     name: the file's name in messages. required: columns that must have a value in every row. row_bytes: the largest
-    allowed mean size of an unpacked row. Raises UserError if kvbench did not write the file, or wrote it in another
-    format. Raises Damaged for every other fault of the file.
+    allowed mean size of an unpacked row. keys: return only the rows with these keys (column row_key). Raises UserError
+    if kvbench did not write the file, or wrote it in another format. Raises Damaged for every other fault of the file.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -48,7 +56,7 @@ def decode(name: str, file: BinaryIO, schema: pa.Schema, required: Sequence[str]
             stored = parquet.schema_arrow.names
             texts = [field.name for field in schema if field.name in stored and pa.types.is_dictionary(field.type)]
         with pq.ParquetFile(file, metadata=parquet.metadata, read_dictionary=texts, **options) as parquet:
-            table = parquet.read(columns=schema.names)
+            table = parquet.read(columns=schema.names) if keys is None else _with_keys(parquet, schema.names, keys)
             table.validate(full=True)
         for name in set(schema.names) - set(table.column_names):
             table = table.append_column(name, pa.nulls(len(table)))
@@ -61,6 +69,19 @@ def decode(name: str, file: BinaryIO, schema: pa.Schema, required: Sequence[str]
         if table.column(column).null_count:
             raise Damaged(f"a row has no value in column {column}")
     return table
+
+
+def _with_keys(parquet: pq.ParquetFile, names: Sequence[str], keys: Collection[str]) -> pa.Table:
+    """Return the rows with these keys. Only some rows of the file are in memory at a time."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    wanted = pa.array(sorted(keys), pa.string())
+    chosen = []
+    for batch in parquet.iter_batches(_AT_ONCE, columns=names):
+        batch.validate(full=True)  # before its texts are compared
+        chosen.append(batch.filter(pc.is_in(batch.column("row_key").cast(pa.string()), value_set=wanted)))
+    return pa.Table.from_batches(chosen, pa.schema([field for field in parquet.schema_arrow if field.name in names]))
 
 
 def _check_columns(stored: pa.Schema, schema: pa.Schema) -> None:

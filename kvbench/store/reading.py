@@ -144,22 +144,19 @@ def read_rows(run_dir: str | Path) -> pd.DataFrame:
 
 
 def read_texts(run_dir: str | Path, keys: Collection[str] | None = None) -> pd.DataFrame:
-    """Return row_key, prompt, output and turns of a run's rows, in the order of `read_rows`. keys: read only the rows
-    with these keys."""
+    """Return row_key, prompt, output and turns of a run's rows, in the order of `read_rows`. keys: return only the rows
+    with these keys; the other rows' texts are then never in memory together."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     path = Path(run_dir)
     manifest.read(path)
-    table = _sealed(path, tables.TEXTS, texts_schema())
+    table = _sealed(path, tables.TEXTS, texts_schema(), keys)
     if table is None:
         every = read_journal(path).entries.values()
         entries = [e for e in sorted(every, key=lambda e: sort_key(e.row)) if keys is None or e.row["row_key"] in keys]
         with TextReader(path) as reader:
             records = [dict(zip(TEXT_NAMES, (e.row["row_key"], *reader.read(e)), strict=True)) for e in entries]
         table = pa.Table.from_pylist(records, schema=texts_schema())
-    if keys is not None:
-        table = table.filter(pc.is_in(table.column("row_key"), value_set=pa.array(sorted(keys), pa.string())))
     return to_frame(table)
 
 
@@ -186,9 +183,9 @@ def table_hash(rows: pd.DataFrame) -> str:
     return digest.hexdigest()
 
 
-def _sealed(run_dir: Path, name: str, schema: pa.Schema) -> pa.Table | None:
+def _sealed(run_dir: Path, name: str, schema: pa.Schema, keys: Collection[str] | None = None) -> pa.Table | None:
     """Return a table of a run after checking its hash in seal.json. None if the run has no seal, or if its journal has
-    rows that the table lacks; the caller must then read the journal."""
+    rows that the table lacks; the caller must then read the journal. keys: return only the rows with these keys."""
     seal = tables.read_seal(run_dir)
     while seal is not None and tables.is_current(run_dir, seal):
         path = run_dir / name
@@ -197,7 +194,7 @@ def _sealed(run_dir: Path, name: str, schema: pa.Schema) -> pa.Table | None:
         except OSError as error:
             raise SetupError(f"cannot read {quote(path)} ({reason(error)}). {cure(error, _remedy(path))}") from error
         if intact:
-            return _parse(path, schema)
+            return _parse(path, schema, keys)
         again = tables.read_seal(run_dir)
         if again == seal:
             raise _damaged(path, "it is not the file that seal.json describes")
@@ -207,7 +204,7 @@ def _sealed(run_dir: Path, name: str, schema: pa.Schema) -> pa.Table | None:
     return None
 
 
-def _parse(path: Path, schema: pa.Schema) -> pa.Table:
+def _parse(path: Path, schema: pa.Schema, keys: Collection[str] | None = None) -> pa.Table:
     required = [name for name in REQUIRED if name in schema.names]
     try:
         file = os.fdopen(open_plain(path), "rb")
@@ -217,7 +214,8 @@ def _parse(path: Path, schema: pa.Schema) -> pa.Table:
         if file.read(4) not in (b"PAR1", b""):
             raise UserError(f"{bare(path.name)} has no kvbench metadata. Name a file that kvbench wrote.")
         try:
-            return parquet.decode(path.name, file, schema, required, _ROW if required else _TEXT)
+            row_bytes = _TEXT if "prompt" in schema.names else _ROW
+            return parquet.decode(path.name, file, schema, required, row_bytes, keys)
         except parquet.Damaged as error:
             raise _damaged(path, str(error)) from error
 

@@ -32,6 +32,7 @@ from kvbench.store.schema import FINAL, OK, UNSCORED, is_text, read_row
 from kvbench.store.strict_json import parse
 
 _LONGEST = 256 << 20  # bytes of a record
+MOST_OPEN = 64  # segments that a `TextReader` keeps open; systems commonly allow 1,024 open files
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,8 @@ class JournalContent:
 
 
 class TextReader:
-    """Fetches the texts of rows from the journal. It is a context manager, because it keeps segments open."""
+    """Fetches the texts of rows from the journal. It is a context manager, because it keeps the `MOST_OPEN` segments
+    opened last open."""
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / FOLDER
@@ -147,6 +149,8 @@ class TextReader:
         """Return the bytes of a row's record. Raises SetupError if the segment changed since it was read,
         OSError if it cannot be opened."""
         if entry.segment not in self._fds:
+            if len(self._fds) >= MOST_OPEN:
+                os.close(self._fds.pop(next(iter(self._fds))))  # the one opened first
             self._fds[entry.segment] = open_plain(self._folder / entry.segment)
         record = os.pread(self._fds[entry.segment], entry.length, entry.offset)
         if not _intact(record):

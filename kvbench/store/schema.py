@@ -167,21 +167,10 @@ COLUMNS: tuple[Column, ...] = (
     Column("created", "time", "UTC", "when the row was written", "timing"),
     Column("machine_load", "float64", "per core", "load average of one minute when the row was written", "timing"),
 )
-ADDED = (
-    "machine_load",
-    "decoding",
-    "slots_planned",
-    "oom_retries",
-    "device_bytes_planned",
-    "device_bytes_peak",
-    "state_bytes",
-    "adapter",
-    "images",
-    "image_tokens",
-    "image_list",
-    "kept_text",
-    "kept_images",
-)  # columns added to this format after its first tables; they read as null where a table lacks them
+ADDED = (  # columns added to this format after its first tables; they read as null where a table lacks them
+    *("machine_load", "decoding", "slots_planned", "oom_retries", "device_bytes_planned", "device_bytes_peak"),
+    *("state_bytes", "adapter", "images", "image_tokens", "image_list", "kept_text", "kept_images"),
+)
 NAMES = tuple(c.name for c in COLUMNS)
 DETERMINISTIC = tuple(c.name for c in COLUMNS if not c.varies)
 REQUIRED = ("row_key", "task", "doc_id", "sample", "method", "status")

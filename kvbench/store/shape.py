@@ -116,30 +116,31 @@ _CONTENT = {
 _MAY_BE_NULL = {("environment", part) for part in ("kv_cache", "plugins", "plugin", "chat_template")}
 
 
-def why_not(content: Any) -> str:
-    """Return the dotted name of the first wrong part of a run.json; "" if all parts are right. A part is wrong if it
-    fails its check in `_CONTENT`, or if it is an object that lacks a required part. content: what the file holds."""
-    return _wrong(content, _CONTENT, ()) or ""
+def wrong_part(content: Any) -> tuple[str, Any] | None:
+    """Return the dotted name and the value of the first wrong part of a run.json; None if all parts are right. A part
+    is wrong if it fails its check in `_CONTENT`, or if it is an object that lacks a required part. content: what the
+    file holds."""
+    return _wrong(content, _CONTENT, ())
 
 
-def _wrong(value: Any, shape: Any, place: tuple[str, ...]) -> str | None:
+def _wrong(value: Any, shape: Any, place: tuple[str, ...]) -> tuple[str, Any] | None:
     if value is None and place in _MAY_BE_NULL:
         return None
     if isinstance(shape, list):
         if not isinstance(value, list):
-            return _name(place)
+            return _name(place), value
         return next((wrong for v in value if (wrong := _wrong(v, shape[0], place))), None)
     if isinstance(shape, Mapping):
         return _wrong_table(value, shape, place)
-    return None if shape(value) else _name(place)
+    return None if shape(value) else (_name(place), value)
 
 
-def _wrong_table(value: Any, shape: Mapping[str, Any], place: tuple[str, ...]) -> str | None:
+def _wrong_table(value: Any, shape: Mapping[str, Any], place: tuple[str, ...]) -> tuple[str, Any] | None:
     if not isinstance(value, dict) or any(k not in value for k in shape if k != ANY and not k.endswith("?")):
-        return _name(place)
+        return _name(place), value
     for key, inner in value.items():
         part = next((k for k in (key, f"{key}?", ANY) if k in shape), None)
-        if part and (wrong := _wrong(inner, shape[part], (*place, part.removesuffix("?")))):
+        if part and (wrong := _wrong(inner, shape[part], (*place, key))):
             return wrong
     return None
 

@@ -84,10 +84,6 @@ def repair(run_dir: str | Path, *, take_over: bool = False, say: Callable[[str],
         say(text)
     try:
         check_journal_complete(path)
-        if not segments_on_disk(path) and (path / ROWS).exists() and read_seal(path) is None:
-            raise SetupError(
-                f"{quote(path)} has no journal to make its tables from. Put back a copy of its folder 'journal'."
-            )
         remove_leftovers(path)
         content = read_journal(path)
         for text in content.notices:
@@ -133,14 +129,19 @@ def _is_seal(content: dict[str, Any]) -> bool:
 def is_current(run_dir: Path, sealed: dict[str, Any]) -> bool:
     """Return whether the tables have all rows of the journal; True also if the run was copied without its journal.
     sealed: the content of seal.json."""
-    return all({"name": name, "bytes": size} in sealed["segments"] for name, size in segments_on_disk(run_dir).items())
+    made_from = {segment["name"]: segment["bytes"] for segment in sealed["segments"]}
+    return all(made_from.get(name) == size for name, size in segments_on_disk(run_dir).items())
 
 
 def check_journal_complete(run_dir: Path) -> None:
     """Raise SetupError if the journal lacks a segment that the tables were made from, because new tables would lack the
-    segment's rows."""
+    segment's rows. Without seal.json, the journal must have a segment if there is a table."""
     sealed = read_seal(run_dir)
     here = segments_on_disk(run_dir)
+    if sealed is None and not here and any((run_dir / name).exists() for name in (ROWS, TEXTS)):
+        raise SetupError(
+            f"{quote(run_dir)} has no journal to make its tables from. Put back a copy of its folder 'journal'."
+        )
     gone = [segment["name"] for segment in sealed["segments"] if segment["name"] not in here] if sealed else []
     if gone:
         raise SetupError(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from kvbench.cli.app import main
-from kvbench.store import RunFolder
+from kvbench.store import RunFolder, read_texts
 
 VERSIONS = {"kvbench_version": "0", "torch_version": "0", "transformers_version": "0"}
 
@@ -38,6 +39,21 @@ def test_the_prompt_of_several_answers_is_printed_once(results: Path, capsys: py
     assert text.count("prompt of q0") == 1
     assert [line for line in text.splitlines() if line.startswith("answer")] == ["answer of full", "answer of gkv"]
     assert len(json.loads(shown(capsys, results, "--sample", "q0", "--json"))["samples"]) == 2
+
+
+def test_only_the_texts_of_the_question_are_read(
+    results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[list[str]] = []
+
+    def read_some(folder: Path, keys: set[str] | None = None) -> pd.DataFrame:
+        texts = read_texts(folder, keys)
+        read.append(sorted(texts["row_key"]))
+        return texts
+
+    monkeypatch.setattr("kvbench.cli.samples.read_texts", read_some)
+    assert "answer of gkv" in shown(capsys, results, "--sample", "q1")
+    assert read == [["q1full", "q1gkv"]]
 
 
 @pytest.mark.parametrize("stored", [None, "[]", '[{"tokens": 3}]', "[1]"])

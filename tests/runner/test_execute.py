@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.folders import DATA
 from support.runs import CONFIGS, configuration, model_folder
 
+from kvbench import registry
 from kvbench.config.run_config import Grid, MethodChoice, RunConfig
-from kvbench.errors import Interrupted, UserError
+from kvbench.errors import Interrupted, SetupError, UserError
 from kvbench.report.load import load
 from kvbench.runner.execute import execute
+from kvbench.scoring import pool
 from kvbench.store import read_run, table_hash
+from kvbench.task import Score
 
 TASK_DATA = DATA / "tasks"
 ROWS = 3 * 12 * 2
@@ -143,10 +148,44 @@ def test_real_problems_on_every_architecture(architecture, tmp_path):
     assert (rows.prompt_tokens > 128).all()
 
 
+def test_odd_scores_cost_neither_their_answers_nor_other_rows(model, tmp_path, monkeypatch):
+    results = iter([None, 0.5, Score(value=1.0, extracted=42), Score(value=1.0, facts={"colour": "red"})])
+    right = Score(value=1.0)
+    grid = Grid(methods=(MethodChoice(name="full"),), tasks=("lookup",))
+    config = RunConfig(grids=(grid,), model=str(model), limit=6, max_new_tokens=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(registry.tasks.get("lookup"), "score", lambda task, doc, output: next(results, right))
+        result = execute(config, out=tmp_path, run_name="r")
+    assert (result.done, dict(result.failed)) == (6, {"grader_error": 4})
+    rows = read_run(result.run_dir).rows
+    assert sorted(rows.score.dropna()) == [1.0, 1.0]
+    assert rows.output_sha256.notna().all()
+    assert (rows.status == "ok").equals(rows.score.notna())
+    execute(config, out=tmp_path, run_name="r")  # scores them again
+    assert set(read_run(result.run_dir).rows.status) == {"ok"}
+
+
 def question_file(path: Path, answers: tuple[str, ...]) -> str:
     rows = [{"id": f"q{i}", "question": f"{i} + 1 = ?", "answer": a} for i, a in enumerate(answers)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
+
+
+def test_answers_are_kept_if_no_scoring_process_can_be_started(model, tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    grid = Grid(methods=(MethodChoice(name="full"),), tasks=("file/q",))
+    questions = question_file(tmp_path / "q.jsonl", ("1", "2"))
+    config = RunConfig(grids=(grid,), model=str(model), max_new_tokens=8, task_file=questions)
+    with monkeypatch.context() as patch:
+        patch.setattr(pool, "subprocess", SimpleNamespace(Popen=refuse, PIPE=-1, DEVNULL=-3))
+        with pytest.raises(SetupError, match=r"does not start \(Resource temporarily unavailable\)"):
+            execute(config, out=tmp_path, run_name="r")
+    assert list(read_run(tmp_path / "r").rows.status) == ["unscored"] * 2
+    answers = list(read_run(tmp_path / "r").rows.output_sha256)
+    rows = read_run(execute(config, out=tmp_path, run_name="r").run_dir).rows
+    assert (set(rows.status), list(rows.output_sha256)) == ({"ok"}, answers)
 
 
 def test_changed_data_do_not_mix_with_saved_rows(model, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from kvbench.errors import SetupError
 from kvbench.scoring.pool import ScorePool
 from kvbench.task import Doc, Output, Task, Turn
 from kvbench.taskkit.names import get_task
@@ -200,6 +202,28 @@ def test_a_task_that_cannot_travel(plugin):
         score = pool.submit(Local(), DOC, out("fine")).result()
     assert score.value is None
     assert "cannot be sent" in score.note
+
+
+def test_a_process_that_cannot_be_started_is_one_line(plugin, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object, **__: object):
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    with ScorePool() as pool:
+        future = pool.submit(plugin.Odd(), DOC, out("fine"))
+        with pytest.raises(
+            SetupError, match=r"^the scoring process does not start \(Resource temporarily unavailable\)"
+        ):
+            future.result(timeout=60)
+
+
+def test_a_time_limit_that_is_none_costs_one_score(plugin):
+    broken = plugin.Odd()
+    broken.seconds = "long"
+    with ScorePool(1) as pool:
+        notes = [pool.submit(task, DOC, out("fine")).result(timeout=60).note for task in (broken, plugin.Odd())]
+    assert notes[0].startswith("error: TypeError: ")
+    assert notes[1] == ""
 
 
 def test_close_after_an_exception_drops_what_waits(plugin, monkeypatch: pytest.MonkeyPatch):

@@ -165,6 +165,30 @@ def test_settings_come_back_as_they_were_given(start: Start, monkeypatch: pytest
     assert run.info["command"] == ["kvbench", "--model", "~/m"]  # is only shown
 
 
+@pytest.mark.parametrize(
+    ("part", "value", "named"),
+    [
+        ("config", {"stop": ["caf\udce9"]}, r"stop '['caf\udce9']'"),
+        ("config", {"model": "m" * 5000}, f"model '{'m' * 200}...'"),
+        ("environment", {"data": "/data/M\udcfcller"}, r"data '/data/M\udcfcller'"),
+        ("environment", {"data_variable": "a\0b"}, r"data_variable 'a\x00b'"),
+        ("environment", {"tasks": {"mine": {"version": 2, "data": {}}}}, "tasks.mine.version '2'"),
+    ],
+)
+def test_what_run_json_cannot_hold_is_refused_before_any_work(
+    part: str, value: dict[str, Any], named: str, start: Start, tmp_path: Path
+) -> None:
+    given = {"config": CONFIG, "environment": VERSIONS}
+    text = message(UserError, lambda: start(**given | {part: given[part] | value}))
+    assert text == (
+        f"run.json cannot hold {named}. Give a value whose texts are UTF-8 without control characters, of at most 4096 "
+        "characters each."
+    )
+    assert list((tmp_path / "results" / "r1").iterdir()) == []
+    with start():  # the name is still free
+        pass
+
+
 def test_names_are_checked_first(tmp_path: Path, start: Start) -> None:
     assert "no '/'" in message(UserError, lambda: start(name="../x"))
     text = message(UserError, lambda: RunFolder.resume(tmp_path, "../x", environment=VERSIONS))

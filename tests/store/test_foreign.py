@@ -19,7 +19,7 @@ from kvbench.report.load import load
 from kvbench.report.memory import MemoryReport
 from kvbench.report.render import FORMATS
 from kvbench.report.scores import ScoreReport
-from kvbench.store import read_run, read_texts, repair
+from kvbench.store import RunFolder, manifest, read_run, read_texts, repair
 
 Filled = Callable[..., Path]
 HASHES = {"rows.parquet": "0", "texts.parquet": "0"}
@@ -94,6 +94,20 @@ def test_repair_makes_no_empty_table_of_a_run_without_journal(filled: Filled) ->
     with pytest.raises(SetupError, match="has no journal"):
         repair(path)
     assert (path / "rows.parquet").read_bytes() == before
+
+
+@pytest.mark.parametrize("gone", ["", "rows.parquet", "texts.parquet"])
+def test_a_run_of_tables_alone_is_not_continued(gone: str, filled: Filled, start: Callable) -> None:
+    """`kvbench score` and `join` open a run and seal it: its tables would become empty."""
+    path = filled(seal=True)
+    shutil.rmtree(path / "journal")
+    for name in filter(None, ("seal.json", gone)):
+        (path / name).unlink()
+    before = {file: file.read_bytes() for file in path.iterdir()}
+    for opens in (start, lambda: RunFolder.resume(path.parent, path.name, environment={})):
+        with pytest.raises(SetupError, match="has no journal"):
+            opens()
+    assert {file: file.read_bytes() for file in path.iterdir()} == before
 
 
 def _sealed_with(path: Path, name: str, make: Callable[[Path], None]) -> None:
@@ -200,11 +214,13 @@ def test_a_run_that_says_nonsense_of_its_layers(start: Callable, row: Callable) 
     wrong: list[Any] = [[], 3, {"layers": 3}, {"element_bytes": 4, "layers": [{}]}]
     wrong += [{"element_bytes": 2**70, "layers": [{"kv_heads": 1, "head_dim": 1, "value_dim": 1, "window": None}]}]
     for number, cache in enumerate(wrong):
-        versions = {"kvbench_version": "0", "torch_version": "0", "transformers_version": "0", "kv_cache": cache}
-        with start(name=f"n{number}", environment=versions) as run:
+        with start(name=f"n{number}") as run:
             with run.journal() as journal:
                 journal.append(row(0))
             run.seal()
+        info = {k: v for k, v in run.info.items() if k not in ("hash", "hashes")}
+        info["environment"] = info["environment"] | {"kv_cache": cache}
+        (run.path / "run.json").write_text(json.dumps(info | manifest._hashes(info)))
         with pytest.raises(SetupError, match=r"run\.json.* is damaged"):
             MemoryReport.make(load([run.path]))
 

@@ -77,6 +77,28 @@ def test_a_segment_is_never_opened_again(tmp_path: Path, row: Row) -> None:
         journal.append(row(9))
 
 
+def test_a_folder_that_another_worker_makes_meanwhile_is_used(tmp_path: Path, row: Row, monkeypatch: Patch) -> None:
+    (tmp_path / "journal").mkdir()
+    monkeypatch.setattr(journal_module, "own_folder", lambda folder: False)  # as if looked up just before
+    with Journal(tmp_path) as journal:
+        journal.append(row(0))
+    assert read_journal(tmp_path).done == {row(0)["row_key"]}
+
+
+def test_texts_of_many_segments_need_few_open_files(tmp_path: Path, row: Row, monkeypatch: Patch) -> None:
+    for i in range(5):
+        with Journal(tmp_path) as journal:
+            journal.append(row(i), output=f"a{i}")
+    entries = list(read_journal(tmp_path).entries.values())
+    monkeypatch.setattr(recovery, "MOST_OPEN", 2, raising=False)
+    before = len(os.listdir("/proc/self/fd"))
+    with TextReader(tmp_path) as reader:
+        for i in (0, 1, 2, 3, 4, 0, 4, 0):
+            assert reader.read(entries[i])[1] == f"a{i}"
+            assert len(os.listdir("/proc/self/fd")) <= before + 2
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_another_process_may_not_use_it(tmp_path: Path, row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = Journal(tmp_path)
     monkeypatch.setattr(os, "getpid", lambda: 1)

@@ -16,7 +16,7 @@ import filelock
 import pytest
 
 from kvbench.errors import RunInUseError, SetupError
-from kvbench.store.host import is_alive, start_ticks
+from kvbench.store.host import is_alive, slurm_job, start_ticks
 from kvbench.store.lock import RunLock
 
 Child = Callable[..., subprocess.Popen[str]]
@@ -117,6 +117,58 @@ def test_f13_another_host_must_be_taken_over_by_hand(path: Path, changes: dict[s
     lock = RunLock(path, "r1")
     assert "because --take-over was given" in lock.acquire(take_over=True)[0]
     lock.release()
+
+
+SLURM = {"SLURM_JOB_ID": "15", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3", "SLURM_CLUSTER_NAME": "c"}
+
+
+@pytest.mark.parametrize(
+    ("job", "restarts", "ended"),
+    [
+        ("12_3@c", 0, True),
+        ("12_3@c", 1, True),
+        ("12_3@c", 2, False),  # two processes of the same start
+        ("12_3@c", 3, False),
+        ("12_4@c", 0, False),  # another task of the array
+        ("12_3@other", 0, False),
+        ("", 0, False),
+    ],
+)
+def test_a_slurm_job_that_was_restarted_has_ended_on_its_former_host(
+    job: str, restarts: int, ended: bool, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner(path, host="node7", pid=4242, job=job, restarts=restarts)
+    for name, value in (SLURM | {"SLURM_RESTART_COUNT": "2"}).items():
+        monkeypatch.setenv(name, value)
+    lock = RunLock(path, "r1")
+    if not ended:
+        with pytest.raises(RunInUseError, match="Give --take-over"):
+            lock.acquire()
+        return
+    said = "taking over run 'r1': Slurm has restarted job 12_3@c, which ended process 4242 on host node7."
+    assert lock.acquire() == [said]
+    lock.release()
+
+
+def test_a_lock_says_its_slurm_job(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*SLURM, "SLURM_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    assert slurm_job() == ("", 0)
+    monkeypatch.setenv("SLURM_JOB_ID", "15")
+    assert slurm_job() == ("15", 0)
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    owner(path)
+    assert (json.loads(path.read_text())["job"], json.loads(path.read_text())["restarts"]) == ("12_3@c", 0)
+
+
+def test_a_lock_file_without_a_job_names_its_owner(path: Path) -> None:
+    """Such as kvbench wrote before locks had jobs."""
+    owner(path, host="elsewhere")
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({name: content[name] for name in ("host", "boot", "pid", "ticks", "since")}))
+    with pytest.raises(RunInUseError, match="on host elsewhere"):
+        RunLock(path, "r1").acquire()
 
 
 def test_terminal_escapes_in_a_lock_file_are_shown_escaped(path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kvbench.errors import SetupError, UserError
-from kvbench.store import RunFolder, read_columns, read_rows, read_run, read_texts, repair, table_hash
+from kvbench.store import RunFolder, read_columns, read_rows, read_run, read_texts, repair, table_hash, tables
 from kvbench.store.again import repair_command
 from kvbench.store.frames import to_frame
 from kvbench.store.schema import ADDED, NAMES
@@ -127,6 +128,38 @@ def test_more_texts_than_one_batch(filled: Filled) -> None:
     texts = read_texts(path)
     assert list(texts["prompt"]) == [f"question {i}" for i in range(600)]
     assert list(texts["row_key"]) == list(read_rows(path)["row_key"])
+
+
+@pytest.mark.parametrize("seal", [True, False])
+def test_texts_of_some_rows(seal: bool, filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = filled(600, seal=seal)
+    every = read_texts(path)
+    wanted = every[every.index % 250 == 3]
+    monkeypatch.delattr(pq.ParquetFile, "read")  # would have the texts of all rows in memory
+    some = read_texts(path, keys={*wanted["row_key"], "no such key"})
+    pd.testing.assert_frame_equal(some, wanted.reset_index(drop=True))
+    assert len(some) == 3
+    assert list(read_texts(path, keys=set()).columns) == list(every.columns)
+
+
+def test_long_texts_are_no_damage(start: Start, row: Row) -> None:
+    with start() as run:
+        with run.journal() as journal:
+            for i in range(10):
+                journal.append(row(i), prompt=random.Random(i).randbytes(1 << 20).hex())
+        run.seal()
+    assert list(read_texts(run.path)["prompt"].str.len()) == [2 << 20] * 10
+
+
+def test_many_segments_are_compared_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    segments = {f"host-{i}.jsonl": i for i in range(20_000)}
+    monkeypatch.setattr(tables, "segments_on_disk", lambda run_dir: segments)
+    seal = {"segments": [{"name": name, "bytes": size} for name, size in segments.items()]}
+    began = time.process_time()
+    assert tables.is_current(tmp_path, seal)
+    assert time.process_time() - began < 2
+    seal["segments"][-1]["bytes"] = [7]
+    assert not tables.is_current(tmp_path, seal)
 
 
 def test_new_rows_outdate_the_seal(filled: Filled, start: Start, row: Row) -> None:

@@ -13,7 +13,8 @@ REPLACED = {"--executor": 1, "--workers": 1, "--slurm": 1, "--run-name": 1, "--p
 
 _TEXT = """#!/bin/bash
 {flags}
-# Save this script as FILE; the two lines below run all shards and join them. Repeat the first to continue shards.
+# Save this script as FILE; the two lines below run all shards and join them. Repeat the first to continue shards; if a
+# shard is still locked because its job was killed on another machine, add --take-over to the kvbench command once.
 #   job=$(sbatch --parsable FILE)
 #   sbatch --dependency=afterany:$job --wrap {join}
 {lines}"""
