@@ -27,7 +27,6 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.utils import has_bos_prefix, postprocess_generated_text
 from tqdm import tqdm
 
-from kvbench import __version__
 from kvbench.console import terminal
 from kvbench.console.faults import words
 from kvbench.engine.cache.layout import check_prefill
@@ -38,9 +37,10 @@ from kvbench.engine.model.shape import shape_of_model, use_threads
 from kvbench.engine.plan import measure, plan_cell
 from kvbench.errors import SetupError, UserError, quote
 from kvbench.integrations.model_args import ModelArgs, in_its_words, read
-from kvbench.integrations.stored_answers import check_stored_answers
+from kvbench.integrations.stored_answers import check_stored_answers, identity_of
 from kvbench.integrations.yaml_tasks import DOC, TASK
 from kvbench.records import Generation, Request, Sampling, Usage
+from kvbench.runner.cell import MethodState
 from kvbench.runner.spool import Spool
 from kvbench.sources import adapters, models
 from kvbench.taskkit import prompts, template_variables
@@ -70,14 +70,23 @@ class KVBenchLM(TemplateLM):
         if info.folder is not None and info.where == str(info.folder):
             models.check_tokenizer(run.model, info.folder)
         where, adapter = info.where, adapters.find(run.adapter)
-        self.adapter = adapter.identity if adapter else None
         move = mover(run.device_map, run.device)
         self.loaded = load(where, revision=run.revision, device=run.device, dtype=run.dtype, adapter=adapter, move=move)
         self.tokenizer = self.loaded.tokenizer
         if run.chat_template is not None:
             self.tokenizer.chat_template = prompts.load_template(run.chat_template)
         self._variables = template_variables.parse(run.template_option)
-        self.revision = models.revision(models.describe(run.model, run.revision))
+        info = models.describe(run.model, run.revision)  # the folder of a hub model is known only now
+        self.revision = models.revision(info)
+        with in_its_words():
+            state = MethodState.of(self.args.choice, self.loaded.model.config, info)
+        self.identity = identity_of(
+            self.args,
+            state,
+            weights=self.revision,
+            dtype=str(self.loaded.dtype),
+            adapter=adapter.identity if adapter else None,
+        )
         self.shape = shape_of_model(self.loaded.model)
         use_threads(self.shape, self.loaded.device)
         self.machine = measure(self.loaded.device, self.loaded.dtype)
@@ -309,7 +318,7 @@ class KVBenchLM(TemplateLM):
         settings that are unknown, or that differ from this model's."""
         super().set_cache_hook(cache_hook)
         if cache_hook.dbdict is not None:
-            check_stored_answers(cache_hook.dbdict, self._identity())
+            check_stored_answers(cache_hook.dbdict, self.identity)
 
     def get_model_info(self) -> dict[str, Any]:
         """Return the model, method, budget and measured memory for lm-eval's results."""
@@ -320,9 +329,8 @@ class KVBenchLM(TemplateLM):
             "model_dtype": str(self.loaded.dtype),
             "model_revision": self.args.run.revision,
             "model_sha": self.revision,
-            "kvbench": self._identity()
+            "kvbench": self.identity
             | {
-                "version": __version__,
                 "output_tokens": sum(u.output_tokens for u in used),
                 "evictions": sum(u.evictions for u in used),
                 "entries_after_evict": max(after, default=None),
@@ -330,21 +338,3 @@ class KVBenchLM(TemplateLM):
                 "kv_bytes_peak": max((u.kv_bytes_peak for u in used), default=None),
             },
         }
-
-    def _identity(self) -> dict[str, Any]:
-        """Return the settings in which stored answers must agree with this model."""
-        args, run = self.args, self.args.run
-        return {
-            "model": run.model,
-            "weights": self.revision,
-            "dtype": str(self.loaded.dtype),
-            "method": args.choice.name,
-            "options": args.method().options(),
-            "budget": args.budget,
-            "interval": run.interval,
-            "prefill": run.prefill,
-            "prefill_chunk": run.prefill_chunk if run.prefill == "chunked" else None,
-            "seed": run.seed,
-            "truncate": args.truncate,
-            "think_end_token": args.think_end_token,
-        } | ({"adapter": self.adapter} if self.adapter else {})

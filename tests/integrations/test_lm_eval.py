@@ -6,9 +6,14 @@ import pytest
 import torch
 from lm_eval.api.model import CachingLM
 from lm_eval.api.registry import get_model
+from safetensors.torch import load_file
 
+from kvbench import tiny
+from kvbench.engine.model.weights import Base, read_card, save_weights
 from kvbench.errors import UserError
 from kvbench.integrations.lm_eval import KVBenchLM
+from kvbench.runner import cell
+from kvbench.runner.method_source import Source
 from kvbench.sources.data import Data
 from kvbench.taskkit.names import get_task
 
@@ -205,6 +210,25 @@ def test_stored_answers_are_found_again(tmp_path, prompts, instance):
     assert ask() == (first, 0)
     with pytest.raises(UserError, match=r"holds answers of other settings \(budget 40, now 48\)"):
         ask(budget=48)
+
+
+def test_stored_answers_of_other_weights_or_other_code_are_refused(tmp_path, full, monkeypatch):
+    gates, file = tmp_path / "retention.safetensors", str(tmp_path / "answers.db")
+    tensors, card = load_file(tiny.path() / gates.name), read_card(tiny.path() / gates.name)
+
+    def ask(scale=1):
+        base = Base(name="tiny", config=full.loaded.model.config, fingerprint=card["fingerprint"])
+        save_weights(gates, "retention", {name: scale * t for name, t in tensors.items()}, base, made={})
+        model = KVBenchLM(model="tiny", method="retention", budget=40, **{"retention.gates": str(gates)})
+        CachingLM(model, file)
+
+    ask()
+    ask()
+    with pytest.raises(UserError, match=r"answers of other settings \(artefacts \{'retention': '\w+'\}, now \{"):
+        ask(scale=2)
+    monkeypatch.setattr(cell, "source_of", lambda method: Source("edited", {}))
+    with pytest.raises(UserError, match=r"answers of other settings \(source \w+, now edited\)"):
+        ask()
 
 
 def test_an_answers_file_of_unknown_origin_is_refused(tmp_path, full, monkeypatch):
