@@ -24,7 +24,7 @@ from kvbench.engine.memory import OutOfMemory
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.norms import fused_norms
 from kvbench.engine.model.packing import packed_linears
-from kvbench.engine.prefill import Prefill, PromptReader, PromptState
+from kvbench.engine.prefill import NotFinite, Prefill, PromptReader, PromptState
 from kvbench.engine.rules import KeptLog
 from kvbench.engine.sequence import Sequence, Slots, Token
 from kvbench.engine.setup import set_up
@@ -161,16 +161,16 @@ class Engine:
         rows = 0 if self.steps.programs else self.cache.slots  # a program packs weights itself
         with self.reader.model.routed(), packed_linears(model, rows), fused_norms(model):
             while queue or admission or self.slots.live():
-                while (queue or admission) and self.slots.free():
+                if (queue or admission) and self.slots.free():
                     admission = self._admit(*admission) if admission else self._read(*queue.popleft())
-                if self.slots.live():
+                else:
                     self._block()
                 while self._done:
                     yield self._done.popleft()
 
     def _read(self, request: Request, sequences: list[Sequence]) -> Admission | None:
-        """Read a request's prompt. If the prompt is empty or too long for the model, mark its samples as failed and
-        return None."""
+        """Read a request's prompt. If it is empty, too long for the model, or makes activations that are NaN or
+        infinite, mark its samples as failed and return None."""
         longest = request.max_tokens or len(request.prompt_ids) + request.max_new_tokens
         if self.max_tokens < longest <= self.loaded.context:
             raise ValueError(
@@ -179,16 +179,23 @@ class Engine:
         if not request.prompt_ids or longest > self.loaded.context:
             length = len(request.prompt_ids)
             note = f"{length} prompt tokens + {longest - length} new tokens in a context of {self.loaded.context}"
-            status = "prompt_too_long" if request.prompt_ids else "prompt_empty"
-            self._done.extend(Generation.failed(request, s.sample, status, note) for s in sequences)
+            self._fail(sequences, "prompt_too_long" if request.prompt_ids else "prompt_empty", note)
             return None
         self._under_way = sequences
         timer = Timer(self.loaded.device)
         rules = self.setup.rules_for_prompt(len(request.prompt_ids))
-        with timer.running():
-            prompt = self.reader.read(request, rules)
+        try:
+            with timer.running():
+                prompt = self.reader.read(request, rules)
+        except NotFinite:
+            self._fail(sequences, "nan_logits", "activations were NaN or infinite at step 0")
+            return None
         prompt.seconds = timer.seconds() - prompt.evict_seconds
         return prompt, deque(sequences)
+
+    def _fail(self, sequences: list[Sequence], status: str, note: str) -> None:
+        """Mark the samples of a prompt that the engine cannot read as failed."""
+        self._done.extend(Generation.failed(s.request, s.sample, status, note) for s in sequences)
 
     def _admit(self, prompt: PromptState, waiting: deque[Sequence]) -> Admission | None:
         """Draw the first token of as many waiting samples as slots are free, and give each of these samples a slot.
@@ -262,8 +269,9 @@ class Engine:
         return going
 
     def _evict(self, live: Live) -> None:
-        """Run the ticks that are due after this block; in other sequences begin new sums at marks (`Evictor.mark`)."""
-        ticked = [slot for slot, sequence in live if self.trigger.due(sequence.clock)]
+        """Run the ticks that are due after this block; in other sequences begin new sums at marks (`Evictor.mark`).
+        A sequence that has failed with NaN has no tick: the method could not score its entries."""
+        ticked = [slot for slot, sequence in live if sequence.status == "ok" and self.trigger.due(sequence.clock)]
         if self.evictor is None or not (ticked or self.cache.shape.marks):
             return
         began = time.perf_counter()

@@ -5,8 +5,9 @@
 Letters: b slots; n live entries of a head, on average; kv bytes of one token's entries in all heads of a layer; Hq
 query heads of dimension D; W bytes of weights that a step reads; N parameters that one token uses. BW (bytes/s) and F
 (FLOP/s) are measured on this machine, not looked up. Matrix products and attention do not overlap within a step, so
-their times add. A layer with a sliding window counts at most its window for n. The states of recurrent layers, S bytes
-per sequence, are read and written in each step, which adds 2 b S / BW to t_step.
+their times add. In a layer with a sliding window, n is the sequence's mean length, but at most the window, whatever the
+budget. The states of recurrent layers, S bytes per sequence, are read and written in each step, which adds 2 b S / BW
+to t_step.
 
 In a mixture of experts, a token uses the share a of the routed experts. So N counts the share a of their parameters,
 and W the share 1 - (1 - a)^b of their bytes. Weights that stay quantised in memory count with their stored bytes. The
@@ -26,7 +27,7 @@ import torch
 from kvbench.console import faults
 from kvbench.engine import memory
 from kvbench.engine.attention.geometry import LayerGeometry, largest_group
-from kvbench.engine.cache.layout import Lengths, entry_budget, fit, shape_of, sums_attention
+from kvbench.engine.cache.layout import Lengths, entry_budget, fit, growth, shape_of, sums_attention
 from kvbench.engine.cache.recurrent import StateShape
 from kvbench.engine.cache.slot_cache import Shape
 from kvbench.engine.cache.stack import scratch_bytes
@@ -120,7 +121,9 @@ def plan_cell(
     if slots != "auto" and int(slots) > fitting:
         raise SetupError(f"--slots {slots} do not fit into memory. Use --slots auto, or at most {fitting}.")
     chosen = max(1, min(fitting, MOST_SLOTS[device.type], sequences)) if slots == "auto" else int(slots)
-    mean = max_tokens / 2 if entries is None else min(entries + interval / 2, held.rows)
+    seen = lengths.total - lengths.output / 2  # mean over an answer's steps
+    own = entry_budget(method, budget, lengths.total, largest_group(shape.geometry))  # entries per head of the cache
+    mean = seen if own is None else min(own + growth(method, interval, lengths) / 2, seen)
     return SlotPlan(
         slots=chosen,
         fitting=fitting,
@@ -130,7 +133,7 @@ def plan_cell(
         peak_bytes=max(need.at(chosen) for need in needs),
         devices=len(needs),
         evictable=evictable_share(geometry, shape.states, max_tokens, dtype),
-        limit=roofline(shape, machine, chosen, mean, dtype),
+        limit=roofline(shape, machine, geometry, chosen, mean, seen, dtype),
     )
 
 
@@ -192,14 +195,26 @@ def evictable_share(
     return evictable / (evictable + windows + sum(s.bytes for s in states))
 
 
-def roofline(shape: ModelShape, machine: Machine, slots: int, entries: float, dtype: torch.dtype) -> float:
-    """Return the most tokens/s that memory traffic and arithmetic allow. entries: mean number of entries in a head."""
+def roofline(
+    shape: ModelShape,
+    machine: Machine,
+    geometry: Sequence[LayerGeometry],
+    slots: int,
+    entries: float,
+    seen: float,
+    dtype: torch.dtype,
+) -> float:
+    """Return the most tokens/s that memory traffic and arithmetic allow.
+
+    geometry: the cache's geometry, see `layout.fit`. entries: mean number of entries in a head of the cache, without
+    layers that have a sliding window. seen: mean number of tokens of a sequence.
+    """
     element = dtype.itemsize
     used = shape.streamed + shape.routed * shape.active
     weights = max(shape.bytes_read(element, slots) / machine.bandwidth, 2 * used * slots / machine.flops)
     attention = 2 * slots * sum(s.bytes for s in shape.states) / machine.bandwidth  # read and written
-    for g in shape.geometry:
-        held = entries if g.window is None else min(entries, g.window)
+    for g in geometry:
+        held = entries if g.window is None else min(seen, g.window)
         traffic = slots * (held + 1) * g.kv_heads * (g.head_dim + g.value_dim) * element / machine.bandwidth
         attention += max(traffic, 4 * slots * held * g.query_heads * g.head_dim / machine.flops)
     return slots / (weights + attention)

@@ -31,6 +31,7 @@ from kvbench.engine.setup import Setup
 from kvbench.engine.timer import Timer
 from kvbench.engine.upload import upload
 from kvbench.engine.writers import BlockWriter, Heard
+from kvbench.errors import BudgetViolation
 from kvbench.eviction.api import Probe
 from kvbench.eviction.checks import gathered
 from kvbench.eviction.modality import check_images
@@ -38,6 +39,10 @@ from kvbench.eviction.planned_device import is_gpu
 from kvbench.records import Images, Request
 
 Prefill = Literal["full", "chunked"]
+
+
+class NotFinite(BudgetViolation):
+    """The model's activations for a prompt are NaN or infinite, so the method could not choose entries."""
 
 
 @dataclass(slots=True)
@@ -92,7 +97,7 @@ class PromptReader:
         self._drafts = Drafts(loaded)
 
     def read(self, request: Request, rules: Rules) -> PromptState:
-        """Read and evict a request's prompt, which must have at least one token."""
+        """Read and evict a request's prompt, which must have at least one token. Raises NotFinite."""
         ids, key = tuple(request.prompt_ids), request.noise_key(-1)
         images = self._images(ids, request.images, rules)
         cache, logits, evictions = self._read([ids], rules, [key], request.compress_at, images)
@@ -124,7 +129,7 @@ class PromptReader:
         images: Images | None = None,
     ) -> tuple[PromptCache, torch.Tensor]:
         """Read b equally long prompts. Return their cache, which `go_on` extends, and the next token's logits [b, V].
-        With a method that runs probes, or with images, b must be 1. images: the prompt's images."""
+        With a method that runs probes, or with images, b must be 1. images: the prompt's images. Raises NotFinite."""
         cache, logits, _ = self._read(prompts, rules, noise_keys, images=self._images(prompts[0], images, rules))
         return cache, logits
 
@@ -195,24 +200,39 @@ class PromptReader:
         context = length if compress_at is None else compress_at
         size = context if self.prefill == "full" else min(context, self.chunk)
         cache = self.cache(rules, noise_keys, length, size, images)
-        acting, evictions = cache.acting, _PromptEvictions(cache, context)
-        probes = acting.needs().probes
-        if layer_by_layer(rules.method, self.prefill, states=cache.recurrent is not None):
-            writer = self.writer(cache, partial(evictions.timed, evictions.evict_layer))
-            with gathered():
-                logits = self._forward(writer, [prompt[:context] for prompt in prompts], 0)
-            evictions.close()
-        else:
-            logits = self._read_chunks(prompts, 0, context, cache, evictions if self.prefill == "chunked" else None)
-            if probes and cache.full():  # `layout.check_prefill` refuses probes with prefill=chunked
-                evictions.timed(self.probe, cache, prompts[0][:context], int(logits[0].argmax()))
-            if self.prefill == "full":
-                evictions.timed(evictions.evict)
+        evictions = _PromptEvictions(cache, context)
+        try:
+            self._read_context(prompts, cache, evictions)
+        except BudgetViolation as error:
+            if cache.finite():  # checked only now, because the check would make the host wait for a GPU
+                raise
+            raise NotFinite(
+                "the model's activations for a prompt are NaN or infinite, so the method cannot choose entries. Try "
+                "another number type (--dtype)."
+            ) from error
         for layer in cache.layers.values():
             layer.forget_hidden(cache.hidden[1])
         if context < length:
-            logits = self._read_chunks(prompts, context, length, cache, None)
-        return cache, logits, evictions
+            self._read_chunks(prompts, context, length, cache, None)
+        cache.forget_windows()
+        assert cache.logits is not None
+        return cache, cache.logits, evictions
+
+    def _read_context(self, prompts: Sequence[Sequence[int]], cache: PromptCache, evictions: _PromptEvictions) -> None:
+        """Read the prompts up to the last eviction, with all evictions and probes."""
+        acting, context = cache.acting, evictions.context
+        if layer_by_layer(cache.rules.method, self.prefill, states=cache.recurrent is not None):
+            writer = self.writer(cache, partial(evictions.timed, evictions.evict_layer))
+            with gathered():
+                cache.logits = self._forward(writer, [prompt[:context] for prompt in prompts], 0)
+            evictions.close()
+            return
+        self._read_chunks(prompts, 0, context, cache, evictions if self.prefill == "chunked" else None)
+        if acting.needs().probes and cache.full():  # `layout.check_prefill` refuses probes with prefill=chunked
+            assert cache.logits is not None
+            evictions.timed(self.probe, cache, prompts[0][:context], int(cache.logits[0].argmax()))
+        if self.prefill == "full":
+            evictions.timed(evictions.evict)
 
     def _read_chunks(
         self,
@@ -221,8 +241,8 @@ class PromptReader:
         end: int,
         cache: PromptCache,
         evictions: _PromptEvictions | None,
-    ) -> torch.Tensor:
-        """Read the tokens from `start` up to but not including `end`, pass by pass; return the last logits [b, V].
+    ) -> None:
+        """Read the tokens from `start` up to but not including `end`, pass by pass.
         evictions: evicts after every pass; a pass then reads one chunk. None: no eviction."""
         writer, last, most = self.writer(cache), start, self.chunk
         if evictions is None and cache.images is None:  # the plan counts the images of one chunk
@@ -231,12 +251,11 @@ class PromptReader:
             first, last = last, min(last + most, end)
             if cache.images is not None:
                 last = cache.images.border(first, last)
-            logits = self._forward(writer, [prompt[first:last] for prompt in prompts], first)
+            cache.logits = self._forward(writer, [prompt[first:last] for prompt in prompts], first)
             cache.seen = last
             if evictions is not None:
                 cache.forget_windows()
                 evictions.timed(evictions.evict)
-        return logits
 
     def _forward(
         self, writer: BlockWriter, tokens: Sequence[Sequence[int]], start: int, *, keep: int = 1

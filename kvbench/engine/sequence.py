@@ -172,11 +172,11 @@ class Sequence:
 
     def count_step(self, token: Token) -> None:
         """Count a decode step, which has read one token and drawn another. The drawn token is dropped if the sequence
-        must still read further tokens of a new turn (`pending`)."""
+        must still read further tokens of a new turn (`pending`), but its logit must be a finite number."""
         self.clock += 1
         if self.pending:
             self.pending.popleft()
-        if not self.pending:
+        if token.bad or not self.pending:
             self.accept(token)
 
     def accept(self, drawn: Token) -> None:

@@ -16,6 +16,7 @@ from kvbench.records import Images
 from kvbench.runner.spool import Spool, Stored, StoredIds
 from kvbench.task import IMAGE, Doc, GenSpec, Task
 from kvbench.taskkit import prompts
+from kvbench.taskkit.lm_eval_source import special_stops
 from kvbench.taskkit.reader import ModelReader, Talk
 from kvbench.taskkit.vision import check_markers
 
@@ -79,6 +80,8 @@ class PromptMaker:
         reader, config = self.reader, self.config
         check_markers(doc.turns, f"question {quote(doc.doc_id)}")
         spec = sampling(dataclasses.replace(self.task.gen(reader.model_type), **doc.gen), config)
+        stop, special = special_stops(spec.stop, reader.tokenizer)
+        spec = dataclasses.replace(spec, stop=stop, stop_tokens=(*spec.stop_tokens, *special))
         doc, cut = self._cut(doc, spec)
         text = reader.text(doc, thinking=spec.thinking)
         at = None

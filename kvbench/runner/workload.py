@@ -9,14 +9,14 @@ import dataclasses
 import hashlib
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kvbench import registry
 from kvbench.config.run_config import Cell, RunConfig
-from kvbench.errors import UserError, quote
+from kvbench.errors import UserError, bare, quote
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.eviction.options import budget_in_force
@@ -25,7 +25,7 @@ from kvbench.runner.prompt import Prompt, PromptMaker, sampling
 from kvbench.runner.spool import Spool
 from kvbench.sources.data import FILE_LIMIT, Data, read_plain
 from kvbench.store import row_key
-from kvbench.task import GenSpec, Task
+from kvbench.task import Doc, GenSpec, Task
 from kvbench.taskkit import prompts, template_variables
 from kvbench.taskkit.names import expand, get_task
 from kvbench.taskkit.reader import ModelReader
@@ -111,7 +111,8 @@ class TaskWork:
 
         Raises SetupError if data are missing. Raises UserError for example in these cases: the prompt style is
         unknown; a chat template is needed but missing; --max-new-tokens exceeds the room in the model's context; the
-        run is query-agnostic and documents have no context; two documents have the same id.
+        run is query-agnostic and documents have no context; a document's id, cluster or category is not text; two
+        documents have the same id.
         """
         task = load_task(name, config.task_file)
         style = config.prompt_style_for(name) or task.prompt_styles[0]
@@ -133,6 +134,7 @@ class TaskWork:
         )
         task.reader, task.services = reader, config.services()
         docs = deque(task.docs(source, style=style, limit=config.limit_for(name)))
+        _check_texts(task, docs)
         if len(ids := Counter(doc.doc_id for doc in docs)) < len(docs):
             [(twice, count)] = ids.most_common(1)
             raise UserError(
@@ -243,6 +245,18 @@ class TaskWork:
             compress_at=prompt.compress_at,
             images=prompt.images,
         )
+
+
+def _check_texts(task: Task, docs: Iterable[Doc]) -> None:
+    """Raise UserError if a document has no id, or if its id, cluster or category is not the text that rows store."""
+    for doc in docs:
+        given = {"doc_id": doc.doc_id, "cluster_id": doc.cluster_id, "meta['category']": doc.meta.get("category")}
+        for name, value in given.items():
+            if not isinstance(value, (str, type(None))) or (name == "doc_id" and not value):
+                raise UserError(
+                    f"task {quote(task.name)} gives question {quote(doc.doc_id)} the {name} {bare(repr(value))}. "
+                    f"Give a text that is not empty as {name}."
+                )
 
 
 def _with_vision(task: Task, reader: ModelReader, vision: Callable[[], Vision]) -> ModelReader:

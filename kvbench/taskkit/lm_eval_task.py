@@ -24,7 +24,7 @@ from kvbench.errors import SetupError, UserError, quote
 from kvbench.sources import hub
 from kvbench.sources.data import hub_error
 from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
-from kvbench.taskkit.lm_eval_source import Definition, LocalRows, commit, definition, generation, quiet, special_stops
+from kvbench.taskkit.lm_eval_source import Definition, LocalRows, commit, definition, generation, quiet
 from kvbench.taskkit.names import gated_data
 
 RAW, CHAT = "lm_eval", "plain"  # prompt styles
@@ -99,14 +99,11 @@ class LMEvalTask(Task):
             except Exception as error:  # such as too few documents for the examples, or a missing column
                 raise _misfit(self.name, error) from None
         self._describe(yaml, rows, task, revision)
-        spec = generation(yaml.config.generation_kwargs, f"task {quote(self.name)}")
-        stop, stop_tokens = special_stops(spec.stop, getattr(self.reader, "tokenizer", None))
         return [
             Doc(
                 doc_id=str(instance.doc_id),
                 turns=(_turn(instance.args[0], chat=style == CHAT),),
                 reference=dict(instance.doc),
-                gen={"stop": stop, "stop_tokens": stop_tokens} if stop_tokens else {},
             )
             for instance in task.instances
         ]

@@ -79,7 +79,8 @@ def test_the_task_runs_from_a_file(folder, kvbench):
 def test_the_task_of_the_page_on_tasks_is_complete(tmp_path, kvbench):
     code = block("A new task", "python", (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8"))
     (tmp_path / "mine.py").write_text(code, encoding="utf-8")
-    done = kvbench(*"run --plugin mine.py --task mine --method full --max-new-tokens 4 -q".split(), cwd=tmp_path)
+    options = "--plugin mine.py --task mine --method full --max-new-tokens 4 -q"
+    done = kvbench("run", *options.split(), cwd=tmp_path)
     assert done.code == 0, done.err
 
 

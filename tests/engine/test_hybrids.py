@@ -131,6 +131,26 @@ def test_tokens_are_bit_equal_alone_beside_neighbours_and_after_a_refill(qwen, p
         assert tokens([alone])[request.doc_id, 1] == together[request.doc_id, 1]
 
 
+@pytest.mark.parametrize("layout", ["dense", "paged"])
+def test_the_states_of_a_sequence_with_nan_do_not_reach_the_others(qwen, layout):
+    """Its slot stays idle beside them: every step reads it too."""
+    long, short = requests(lengths=(30, 12), new_tokens=(8, 30), samples=1)
+    [alone] = engine(qwen, "full", layout=layout).generate([short])
+    bad = min(set(range(1, 100)) - {*alone.token_ids, *short.prompt_ids, *long.prompt_ids, 5, 6})  # idle slots read 0
+
+    def poison(module, inputs, out):
+        return torch.where(inputs[0][..., None] == bad, float("nan"), out)
+
+    hook = qwen.model.get_input_embeddings().register_forward_hook(poison)
+    try:
+        todo = [dataclasses.replace(long, forced=(5, 6, bad, 5, 6, 5, 6, 5)), short]
+        done = {d.request.doc_id: d for d in engine(qwen, "full", layout=layout).generate(todo)}
+    finally:
+        hook.remove()
+    assert [done[r.doc_id].status for r in (long, short)] == ["nan_logits", "ok"]
+    assert done[short.doc_id].token_ids == alone.token_ids
+
+
 def test_states_are_planned_counted_and_never_evicted(qwen):
     running = engine(qwen)
     expected = sum(s.bytes for s in qwen.states)

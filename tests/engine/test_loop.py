@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import random
 
@@ -12,6 +13,7 @@ from support.models import build, requests
 
 from kvbench import registry
 from kvbench.engine.loop import Engine
+from kvbench.engine.prefill import PromptReader
 from kvbench.errors import BudgetViolation, UserError
 from kvbench.eviction.api import Every, Method, Never, Once
 from kvbench.records import Sampling
@@ -170,24 +172,65 @@ def test_nan_logits_end_a_sequence_with_a_status(loaded):
     assert (done.status, done.token_ids) == ("nan_logits", ())
 
 
-@pytest.mark.parametrize("method", ["full", "tova", "ada-kv while decoding"])
-def test_a_sequence_with_nan_leaves_none_in_its_slot(loaded, method):
-    """It is longer than the next sequence in the slot, which never overwrites the places with NaN."""
-    long, short = requests(lengths=(30, 12), new_tokens=(8, 15), samples=1)
-    [alone] = run(loaded, [short], method=method, slots=1).values()
-    bad = min(set(range(100)) - {*alone.token_ids, *short.prompt_ids, *long.prompt_ids, 5, 6})
-    long = dataclasses.replace(long, forced=(5, 6, bad, 5, 6, 5, 6, 5))
+@contextlib.contextmanager
+def nan_from(module, bad):
+    """Let a module's output be NaN: for the token `bad` or, if `bad` is None, after 39 tokens of a pass."""
 
     def poison(module, inputs, out):
-        return torch.where(inputs[0][..., None] == bad, float("nan"), out)
+        if bad is not None:
+            return torch.where(inputs[0][..., None] == bad, float("nan"), out)
+        return torch.cat([out[:, :39], out[:, 39:] * -float("nan")], dim=1)
 
-    hook = loaded.model.get_input_embeddings().register_forward_hook(poison)
+    hook = module.register_forward_hook(poison)
     try:
-        done = run(loaded, [long, short], method=method, slots=1)
+        yield
     finally:
         hook.remove()
+
+
+@pytest.mark.parametrize("at", [2, INTERVAL - 1], ids=["between ticks", "in the step of a tick"])
+@pytest.mark.parametrize("method", ["full", "tova", "ada-kv while decoding"])
+def test_a_sequence_with_nan_leaves_none_in_its_slot(loaded, method, at):
+    """It is longer than the next sequence in the slot, which never overwrites the places with NaN."""
+    long, short = requests(lengths=(30, 12), new_tokens=(10, 15), samples=1)
+    [alone] = run(loaded, [short], method=method, slots=1).values()
+    bad = min(set(range(100)) - {*alone.token_ids, *short.prompt_ids, *long.prompt_ids, 5, 6})
+    forced = [5, 6] * 5
+    forced[at] = bad
+    with nan_from(loaded.model.get_input_embeddings(), bad):
+        done = run(loaded, [dataclasses.replace(long, forced=tuple(forced)), short], method=method, slots=1)
     assert [d.status for d in done.values()] == ["nan_logits", "ok"]
     assert [*done.values()][1].token_ids == alone.token_ids
+
+
+@pytest.mark.parametrize("prefill", ["full", "chunked"])
+@pytest.mark.parametrize("method", ["tova", "snapkv", "cake", "ada-kv", "knorm"])
+def test_nan_in_a_prompt_is_a_row_and_the_next_prompt_is_read(loaded, method, prefill):
+    """With `knorm`, the eviction drops all entries whose keys are NaN; only the logits still show it."""
+    good, long = requests(lengths=(30, 60), new_tokens=(10, 10), samples=2)
+    with nan_from(loaded.model.model.layers[-1].self_attn.k_proj, None):
+        done = run(loaded, [long, good], method=method, slots=1, prefill=prefill, prefill_chunk=40)
+    assert [d.status for d in done.values()] == ["nan_logits"] * 2 + ["ok"] * 2
+    assert {d.note for d in done.values()} == {"activations were NaN or infinite at step 0", ""}
+
+
+def test_a_sample_that_ends_with_its_first_token_is_returned_before_the_next_prompt_is_read(loaded, monkeypatch):
+    read, reading = [], PromptReader.read
+    monkeypatch.setattr(PromptReader, "read", lambda *given: (read.append(1), reading(*given))[1])
+    engine = Engine(loaded, small("full"), budget=None, interval=INTERVAL, slots=1, max_tokens=200)
+    todo = requests(lengths=(9, 12, 15), new_tokens=(1, 1, 1), samples=2)
+    assert [len(read) for _ in engine.generate(todo)] == [1, 1, 2, 2, 3, 3]
+
+
+def test_bytes_do_not_depend_on_whether_the_first_token_is_the_last():
+    """The layers with a sliding window give up the tokens of a prompt that they no longer see."""
+    mixed = build("qwen2-sliding")
+    for layout in ("dense", "paged"):
+        peaks = [
+            run(mixed, requests(lengths=(100,), new_tokens=(n,), samples=1), method="full", layout=layout)["0", 0].usage
+            for n in (1, 2)
+        ]
+        assert peaks[0].kv_bytes_mean <= peaks[0].kv_bytes_peak <= peaks[1].kv_bytes_peak
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from support import zoo
+from support.methods import small
 
 from kvbench.engine import plan
 from kvbench.engine.attention.geometry import ProbeFailed
@@ -41,10 +42,48 @@ def test_a_step_reads_the_experts_that_its_tokens_reach():
     assert shape.routed == layers * 8 * 3 * hidden * width
     assert shape.active == 0.25
     slow_memory = Machine(bandwidth=1.0, flops=1e30, memory=1 << 40)
-    reading = [slots / roofline(shape, slow_memory, slots, 0, torch.float32) / 4 for slots in (1, 2)]
+    given = shape, slow_memory, shape.geometry
+    reading = [slots / roofline(*given, slots, 0, 0, torch.float32) / 4 for slots in (1, 2)]
     per_entry = sum(g.kv_heads * (g.head_dim + g.value_dim) for g in shape.geometry)
     assert reading[0] == pytest.approx(shape.streamed + shape.routed / 4 + per_entry)
     assert reading[1] == pytest.approx(shape.streamed + shape.routed * 7 / 16 + 2 * per_entry)
+
+
+PROMPT, OUTPUT, INTERVAL, BUDGET, WINDOW = 80, 40, 8, 32, 64
+
+
+@pytest.mark.parametrize(
+    ("method", "held"),
+    [
+        ("full", PROMPT + OUTPUT / 2),
+        ("gkv", BUDGET + INTERVAL / 2),
+        ("snapkv", BUDGET + OUTPUT / 2),  # keeps all that is generated
+        ("snapkv by query head", BUDGET + 2 * OUTPUT / 2),  # two query heads per KV head, each keeps its own entries
+    ],
+)
+def test_the_limit_counts_the_entries_that_a_cache_holds_on_average(method, held):
+    """A window holds the newest tokens whatever the budget, here as many as its size."""
+    changes = {"sliding_window": WINDOW, "layer_types": ["full_attention", "sliding_attention"] * 2}
+    shape = read_shape(zoo.configuration("qwen3", {"num_hidden_layers": 4, "use_sliding_window": True} | changes))
+    full, window = (sum(g.window == size for g in shape.geometry) for size in (None, WINDOW))
+    assert (full, window) == (2, 2)
+    chosen = small(method)
+    made = plan.plan_cell(
+        *(shape, Machine(bandwidth=1.0, flops=1e30, memory=1 << 40), chosen),
+        budget=BUDGET if chosen.takes_budget else None,
+        interval=INTERVAL,
+        sequences=1,
+        slots=1,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        max_tokens=PROMPT + OUTPUT,
+        max_output=OUTPUT,
+        max_prompt=PROMPT,
+    )
+    g = shape.geometry[0]
+    new = g.group if chosen.per_query_head else 1
+    read = 1 / made.limit / 4 - shape.streamed
+    assert read / g.kv_heads / 2 / g.head_dim == pytest.approx(full * (held + new) + window * (WINDOW + 1))
 
 
 @pytest.mark.parametrize("model_type", ["aria", "jetmoe", "mixtral"])

@@ -117,6 +117,23 @@ def test_noise_goes_on_over_turns(loaded):
     assert len(set(one.turns)) == 3
 
 
+def test_nan_in_the_tokens_of_a_turn_is_a_failed_row(loaded):
+    """It shows before a token of the answer is drawn, and before the method evicts."""
+    asked = prompt(loaded)
+    bad = min(set(range(NEXT[-1] + 1, 100)) - {*asked.prompt_ids, *run(loaded, [asked], "gkv")[0].token_ids})
+    talk = dataclasses.replace(asked, conversation=Talk(ids=(*NEXT, bad, *NEXT)), max_tokens=300)
+
+    def poison(module, inputs, out):
+        return torch.where(inputs[0][..., None] == bad, float("nan"), out)
+
+    hook = loaded.model.get_input_embeddings().register_forward_hook(poison)
+    try:
+        (done,) = run(loaded, [talk], "gkv", slots=1)
+    finally:
+        hook.remove()
+    assert (done.status, len(done.turns), done.token_ids) == ("nan_logits", 2, ())
+
+
 def test_a_turn_without_room_is_a_failed_row(loaded):
     talk = dataclasses.replace(prompt(loaded, 40, 30), conversation=Talk(), max_tokens=40 + 30 + 10)
     (one,) = run(loaded, [talk])

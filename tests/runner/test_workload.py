@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import transformers
+from tokenizers import AddedToken
 
 from kvbench import registry, tiny
 from kvbench.config.run_config import Grid, MethodChoice, RunConfig
@@ -124,6 +126,45 @@ def test_two_questions_with_one_id_are_refused(tokenizer: Any, monkeypatch: pyte
     monkeypatch.setattr(lookup, "docs", same)
     with pytest.raises(UserError, match=r"^task 'lookup' gives 2 questions the id 'same'\. Give each question its own"):
         planned(tokenizer, config("full"))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"doc_id": 7}, "question '7' the doc_id 7"),
+        ({"doc_id": ""}, "question '' the doc_id ''"),
+        ({"cluster_id": 0}, "question 'a' the cluster_id 0"),
+        ({"meta": {"category": 3}}, "question 'a' the meta['category'] 3"),
+    ],
+)
+def test_names_of_questions_that_are_not_text_are_refused(
+    change: dict[str, Any], named: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lookup = registry.tasks.get("lookup")
+    docs = lookup.docs
+
+    def odd(self: Any, source: Any, **how: Any) -> list[Any]:
+        first, *others = docs(self, source, **how)
+        return [*others, dataclasses.replace(first, **{"doc_id": "a"} | change)]
+
+    monkeypatch.setattr(lookup, "docs", odd)
+    with pytest.raises(UserError) as caught:
+        planned(tokenizer, config("full"))
+    name = named.rpartition(" ")[0].rpartition("the ")[2]
+    assert str(caught.value) == f"task 'lookup' gives {named}. Give a text that is not empty as {name}."
+
+
+def test_a_stop_string_that_is_a_special_token_ends_answers_as_a_token(tokenizer: Any) -> None:
+    """Decoded text never shows it. A tokenizer does not list every special token that a model's author has added."""
+    added = copy.deepcopy(tokenizer)
+    added.add_tokens([AddedToken("<|turn|>", special=True)], special_tokens=True)
+    assert "<|turn|>" not in added.all_special_tokens
+    stop = ("<|turn|>", "\n\n", tokenizer.eos_token)
+    work, rows, _ = planned(added, config("full", stop=stop))
+    request = work.request(work.prompts[0], (0,), seed=0)
+    assert request.stop_strings == ("\n\n",)
+    assert request.stop_ids == tuple(added.convert_tokens_to_ids(["<|turn|>", tokenizer.eos_token]))
+    assert rows[0]["stop"] == list(stop)
 
 
 def test_what_reads_prompts_is_part_of_what_a_row_is(tokenizer: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import pickle
-from types import SimpleNamespace
 
 import pytest
 
@@ -181,15 +180,6 @@ def test_through_the_chat_template(folder):
     assert turn.question.rstrip().endswith("[answer] is the response to the problem.")
     assert "2 + 2?" in turn.question
     assert raw.turns[0].question.startswith(turn.question[:40])
-
-
-def test_special_tokens_among_the_stop_strings(folder):
-    """They never show in decoded text, so they end an answer as tokens."""
-    task = get_task("lm_eval:gsm8k")
-    task.reader = SimpleNamespace(tokenizer=SimpleNamespace(all_special_tokens=["<|im_end|>"]))
-    (doc,) = task.docs(folder("gsm8k", rows(1), rows(8, start=100)))
-    assert doc.gen == {"stop": ("Question:", "</s>"), "stop_tokens": ("<|im_end|>",)}
-    assert task.gen("llama").stop == ("Question:", "</s>", "<|im_end|>")
 
 
 def test_votes_over_several_answers_are_left_out(folder):

@@ -74,10 +74,15 @@ def capacity(method: Method, budget: float | None, interval: int, lengths: Lengt
     """
     if not method.takes_budget or budget is None:
         return lengths.total
-    growth = method.during("decode").trigger(interval).growth
-    after = lengths.output if growth is None or not method.decode_bounded else growth
     entries = entry_budget(method, budget, lengths.total, group) or 0
-    return min(entries + lengths.tail + after, lengths.total)
+    return min(entries + lengths.tail + growth(method, interval, lengths), lengths.total)
+
+
+def growth(method: Method, interval: int, lengths: Lengths) -> int:
+    """Return how many entries a head gains by decoding until it is evicted to its budget again. If the budget does not
+    bound the cache while decoding, these are the entries of all generated tokens."""
+    between = method.during("decode").trigger(interval).growth
+    return lengths.output if between is None or not method.decode_bounded else between
 
 
 def sums_attention(method: Method, layout: Layout = "auto", backend: Backend = "triton") -> bool:

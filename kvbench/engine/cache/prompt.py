@@ -222,7 +222,7 @@ class PromptCache:
         The logits count too, because the layers may have dropped the entries with NaN. They may be -inf.
         """
         nan = self.logits is not None and bool(self.logits.isnan().any())
-        return all(layer.finite() for layer in self.layers.values())
+        return not nan and all(layer.finite() for layer in self.layers.values())
 
     def held(self) -> float:
         """Return the number of entries that a head holds, a mean over the heads of all layers that are evicted."""

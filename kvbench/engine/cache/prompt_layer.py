@@ -195,6 +195,11 @@ class PromptLayer:
             return float(self.rows)
         return float(self._exists.sum(axis=-1).mean(dtype=np.float32))
 
+    def finite(self) -> bool:
+        """Return whether the keys, values, queries and hidden states are finite. The host waits for the device."""
+        stored = (self.keys[:, :, : self.rows], self.values[:, :, : self.rows], self.queries, self.hidden)
+        return all(bool(x.isfinite().all()) for x in stored)
+
     def bytes(self) -> int:
         """Return the bytes of K, V, positions (4 each), columns, states, and stored queries and hidden states."""
         tensors = [self.keys, self.values, self.queries, self.hidden, *self.columns.values(), *self.states.values()]

@@ -248,13 +248,18 @@ class SlotCache(ABC):
         self.seen[slot] = self.fresh[slot] = 0
 
     def wipe(self, slot: int) -> None:
-        """Zero the keys and values of a slot whose sequence ended with NaN or infinite logits.
+        """Zero the keys, values and states of recurrent layers of a slot whose sequence ended with NaN or infinite
+        logits.
 
-        Else they would spoil the slot's next sequence: its attention also reads places without an entry, with weight 0,
-        and 0 times NaN is NaN.
+        Else its keys and values would spoil the slot's next sequence: its attention also reads places without an entry,
+        with weight 0, and 0 times NaN is NaN. In the paged layout the states would spoil all other sequences: every
+        step reads an idle slot too, and writes its new entry to a page whose places all slots may read with weight 0.
         """
         for layer in self.layers:
             layer.wipe(slot)
+        if self.recurrent is not None:
+            for *_, state in self.recurrent.each():
+                state[slot] = 0
 
     @abstractmethod
     def held(self, slot: int) -> float:

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from kvbench.console import faults
+from kvbench.engine.attention.geometry import largest_group
+from kvbench.engine.cache.layout import fit
 from kvbench.engine.memory import limit, release, reset_peak
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.plan import Machine, measure, roofline
@@ -198,14 +200,18 @@ class Contest:
             peak_bytes=max(peaks, default=None),
             attention=attention,
             fastest=fastest(attention),
-            **(self._cache(decoded, timings) if timings[-1].usages else {}),
+            **(self._cache(system, load, decoded, timings) if timings[-1].usages else {}),
         )
 
-    def _cache(self, decoded: int, timings: Sequence[Timing]) -> dict[str, Any]:
+    def _cache(self, system: System, load: Load, decoded: int, timings: Sequence[Timing]) -> dict[str, Any]:
         """Return the fields of `Measured` about evictions and the cache, which only the engine reports."""
         usages = [usage for timing in timings for usage in timing.usages]
         entries = statistics.fmean(usage.entries_mean for usage in timings[-1].usages)
-        most = roofline(self.capacity.shape, self.machine, decoded, entries, self.loaded.dtype)
+        (method, _), shape = system.planned, self.capacity.shape
+        geometry = fit(shape.geometry, method, load.prompt + load.new_tokens)
+        own = entries / largest_group(shape.geometry) if method.per_query_head else entries  # per head of the cache
+        seen = load.prompt + load.new_tokens / 2
+        most = roofline(shape, self.machine, geometry, decoded, own, seen, self.loaded.dtype)
         rates = [timing.decode_wall_rate for timing in timings if timing.decode_wall_rate is not None]
         return {
             "evictions": evictions(timings),
