@@ -241,6 +241,10 @@ class Task(ABC):
         style: the name of the prompt style. The caller sets `self.reader` before the call, unless no model is known.
         """
 
+    def require(self) -> None:  # noqa: B027  # most tasks need nothing
+        """Raise SetupError if answers cannot be scored on this machine, for example without a compiler. Called before
+        weights are loaded."""
+
     @abstractmethod
     def gen(self, model_type: str) -> GenSpec:
         """Return the default sampling for a type of model (`config.model_type` of transformers)."""

@@ -17,9 +17,9 @@ A base may give heads or layers different budgets, as ada-kv and pyramidkv do. A
 several layers together, such as headkv, is refused.
 
 Defaults: rho 0.5, epsilon 1e-4, floor_alpha 0.2 as in paper and kvpress; window 32 as in the authors' code (kvpress
-64). As in kvpress, epsilon is added to an entry's mean score per query: a base's score that is a sum over queries, such
-as snapkv's, is divided by their number. The lowest score of the layer is subtracted from all, because scores may be
-negative.
+64). As in kvpress, epsilon is added to an entry's mean score per query: a base's score that is a sum over the queries
+of a window, such as snapkv's, is divided by their number. The lowest score of the layer is subtracted from all, because
+scores may be negative.
 
 Traps: if rho C_h is at most the window, stage 1 chooses no entry beside the protected ones; with
 `window_in_stage1=false`, stage 1 keeps int(rho C_h) entries beside them, but at most C_h in all. Epsilon is as large as

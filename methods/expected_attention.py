@@ -56,11 +56,8 @@ class ExpectedAttention(Method):
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
         """Merge the mean and covariance of new queries into the stored mean and covariance of all earlier ones. A sum
         of squares would lose precision in float32; merging means and covariances does not."""
-        merged = {state.name: torch.empty_like(view.states[state.name]) for state in self.states()}
-        for block in blocks(view.queries, view.queries.shape[1:].numel()):
-            for name, rows in self._merge(view, block).items():
-                merged[name][block] = rows
-        return merged
+        parts = [self._merge(view, block) for block in blocks(view.queries, view.queries.shape[1:].numel())]
+        return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def _merge(self, view: LayerView, block: slice) -> dict[str, torch.Tensor]:
         """Do what `observe` does, for a block of the view's rows."""

@@ -66,7 +66,7 @@ class KVzip(Method):
 
     def probes(self, prompt: Prompt) -> Generator[Probe, int, None]:
         total = len(prompt.ids)
-        first = self.sinks if self.replaced is None else min(self.sinks, self.replaced.sinks)
+        first = self._sinks()
         for start in range(first, total, self.chunk):
             end = min(start + self.chunk, total)
             if start == first:
@@ -74,6 +74,13 @@ class KVzip(Method):
             else:
                 question = prompt.encode(LATER) + prompt.ids[max(start - self.postfix, first) : start]
             yield Probe(tokens=(*question, *prompt.reply_header, *prompt.ids[start:end]), span=(start, end))
+
+    def _sinks(self) -> int:
+        """Return how many of the sinks every budget keeps; the tokens after them are scored."""
+        if self.replaced is None or self.replaced.prompt is None:
+            return self.sinks
+        prompt = self.replaced.prompt if isinstance(self.replaced.prompt, int) else 0  # a share may hold fewer
+        return min(self.sinks, max(self.replaced.sinks, prompt))
 
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
         assert view.probe is not None

@@ -13,7 +13,7 @@ from kvbench.errors import SetupError
 from kvbench.registry import tasks
 from kvbench.scoring.longproc import cpp
 from kvbench.scoring.sandbox import BoxError, choose
-from kvbench.task import DataSource, Doc, Output, Score
+from kvbench.task import Doc, Output, Score
 from kvbench.taskkit.longproc import LongProc
 from kvbench.taskkit.rows import answer
 
@@ -29,10 +29,8 @@ class PseudoToCode(LongProc):
     needs = frozenset({"code"})
     cheap_score = False
 
-    def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
-        """Return the documents. Raises SetupError at once if C++ programs cannot be compiled and run here."""
+    def require(self) -> None:
         cpp.require()
-        return super().docs(source, style=style, limit=limit)
 
     def patience(self, doc: Doc) -> float:
         return 300.0

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kvbench.registry import tasks
-from kvbench.scoring.boxed import after_thinking
 from kvbench.scoring.scbench import repoqa, rules
 from kvbench.scoring.scbench.packages import require
 from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
 from kvbench.taskkit.context_template import bundled_json, text_id
-from kvbench.taskkit.rows import documents
+from kvbench.taskkit.rows import documents, visible
 
 CONTEXT = 131072  # tokens of prompt and answers at most, as in the released scripts
 RESERVE = 1500  # tokens kept free for the chat template and the later questions
@@ -101,7 +100,7 @@ class SCBench(Task):
         return GenSpec(max_new_tokens=new, truncate="middle", reserve=RESERVE, longest=CONTEXT - new, thinking=False)
 
     def score(self, doc: Doc, output: Output) -> Score:
-        texts = [after_thinking(text, True) if output.thinking else text for text in output.turns]
+        texts = [visible(text, output.thinking) for text in output.turns]
         if len(texts) < len(doc.turns):
             return Score(value=None, note=f"the model gave {len(texts)} of {len(doc.turns)} answers")
         asked = doc.reference

@@ -60,10 +60,13 @@ def check_inputs(config: RunConfig) -> None:
         _check_again(config, info)
     if info.folder is not None:
         vocabulary.check_folder(info.folder, info.config)
-    if any("code" in load_task(name, config.task_file).needs for name in config.tasks):
+    tasks = [load_task(name, config.task_file) for name in config.tasks]
+    if any("code" in task.needs for task in tasks):
         from kvbench.scoring import sandbox
 
         sandbox.require(config.unsafe_run_code)
+    for task in tasks:
+        task.require()
     task_data.fetch(config)
 
 

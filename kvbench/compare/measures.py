@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from kvbench.compare.cell import ENTRIES
 from kvbench.compare.matching import Pair
-from kvbench.errors import UserError
+from kvbench.errors import KVBenchError
 from kvbench.eviction import choose
 from kvbench.report.stats import regression
 
@@ -107,7 +107,8 @@ def _of_questions(pair: Pair, place: int) -> Iterator[tuple[float, float, float]
     maximum over more answers may be larger.
 
     Entries of new up to the limit may follow from the lengths of answers, so they are no regression. The limit of the
-    peak is budget + interval. The limit of the entries after an eviction is 0.
+    peak is budget + interval. The limit of the entries after an eviction is 0; where later turns are new prompts, which
+    hold the model's earlier answers, it is infinite for a question whose answers differ.
 
     If the budget bounds generated entries on neither side, three rules apply:
     - The limit of the peak is infinite.
@@ -118,6 +119,7 @@ def _of_questions(pair: Pair, place: int) -> Iterator[tuple[float, float, float]
     """
     bounded = pair.base.bounded or pair.new.bounded
     grows = place == AFTER and not bounded and _evicts_while_decoding(pair.new.key.method)
+    rereads = "reset" in (pair.new.facts.get("multi_turn_cache") or "")
     for name in pair.shared:
         mine, theirs = pair.base.questions[name], pair.new.questions[name]
         if mine.answered == theirs.answered:
@@ -125,6 +127,8 @@ def _of_questions(pair: Pair, place: int) -> Iterator[tuple[float, float, float]
             bound, limit = theirs.entries[BOUND], 0.0
             if place == PEAK:
                 limit = _number(bound if bounded else None, math.inf)
+            elif rereads and mine.marks != theirs.marks:
+                limit = math.inf
             elif not bounded and bound is not None and math.isnan(new) and not math.isnan(base):
                 new = _number(theirs.entries[PEAK], math.nan)  # base evicted right after the prompt; new did not
             elif grows and mine.marks != theirs.marks:
@@ -134,10 +138,10 @@ def _of_questions(pair: Pair, place: int) -> Iterator[tuple[float, float, float]
 
 def _evicts_while_decoding(label: str) -> bool:
     """Return whether the method with this label may evict after its prompt; True for a method that is not installed
-    here."""
+    here, and for a press whose kvpress is not."""
     try:
         return choose.from_label(label).trigger(1).growth is not None
-    except UserError:
+    except KVBenchError:
         return True
 
 

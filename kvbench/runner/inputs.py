@@ -98,6 +98,8 @@ def read_inputs(
         from kvbench.scoring import sandbox
 
         sandbox.require(config.unsafe_run_code)
+    for work in works.values():
+        work.task.require()
     for judged in (work.task for work in works.values() if "judge" in work.task.needs):
         from kvbench.scoring import judge
 

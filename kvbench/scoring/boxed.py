@@ -20,8 +20,8 @@ def thinking_tags(text: str) -> tuple[int, int]:
 
 
 def after_thinking(text: str, thinking: bool | None) -> str:
-    """Return the text after the last closed thinking block, without the line ends that separate them; the whole text if
-    it has no block; "" if the block never ends.
+    """Return the text after the last closed thinking block; the whole text if it has no block; "" if the block never
+    ends.
 
     thinking: whether the model thinks; it matters only for a text without a closing tag. True: the text is a block that
     never ends, even without an opening tag, because some chat templates put the opening tag into the prompt. None
@@ -29,7 +29,7 @@ def after_thinking(text: str, thinking: bool | None) -> str:
     """
     opened, closed = thinking_tags(text)
     if closed >= 0:
-        return text[text.index(">", closed) + 1 :].lstrip("\n")
+        return text[text.index(">", closed) + 1 :]
     unfinished = thinking or (thinking is None and opened >= 0)
     return "" if unfinished else text
 

@@ -82,10 +82,9 @@ def write(run_dir: Path, manifest: Mapping[str, Any]) -> None:
     refuse, such as a path whose bytes are not UTF-8; SetupError if the disk or the folder fails."""
     if (wrong := wrong_part(manifest)) is not None:
         name, value = wrong
-        raise UserError(
-            f"run.json cannot hold {bare(name.split('.', 1)[-1])} {quote(value)}. Give a value whose texts are UTF-8 "
-            f"without control characters, of at most {LONGEST} characters each."
-        )
+        texts = f"texts are UTF-8 without control characters, of at most {LONGEST} characters each"
+        need = f"Give a value whose {texts}." if isinstance(value, str | list | dict) else "Give a text."
+        raise UserError(f"run.json cannot hold {bare(name.split('.', 1)[-1])} {quote(value)}. {need}")
     try:
         with replacing(run_dir / NAME) as file:
             file.write(json.dumps(manifest, indent=2).encode() + b"\n")

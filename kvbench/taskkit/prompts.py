@@ -213,8 +213,9 @@ def effective_thinking(
     - The text ends inside an open thinking block: the result is True, even if `thinking` is False, because the template
       then has no switch (R1 distills).
     - The last thinking block of the text is closed: the result is False.
-    - The text holds no thinking block: the result is `thinking`. If the template is switched by one of `SWITCHES`
-      instead of `enable_thinking`, the result is this variable's value in `variables`, or None.
+    - The text holds no thinking block: the result is `thinking` if the template reads `enable_thinking`. If it reads
+      one of `SWITCHES` instead, the result is this variable's value in `variables`, or None. If the template has no
+      switch, True becomes None, because the model alone decides.
     """
     text = template_text(tokenizer, chat_template) if chat else None
     if text is None or thinking_tags(text) == (-1, -1):
@@ -226,9 +227,11 @@ def effective_thinking(
         return True
     if closed >= 0:
         return False  # templates with thinking off write an empty, closed block
-    if template_variables.switches_thinking_elsewise(text):
+    if template_variables.reads_thinking(text):
+        return thinking
+    if template_variables.reads_switch(text):
         return template_variables.switched(variables)
-    return thinking
+    return None if thinking else thinking
 
 
 @functools.lru_cache(maxsize=4)

@@ -14,7 +14,7 @@ from kvbench.taskkit import prompts
 from kvbench.taskkit.vision import Vision
 
 ANSWER = "An answer."  # a placeholder, to find the text that the template adds around an answer
-THOUGHT = f"<think>\nA thought.\n</think>\n\n{ANSWER}"
+THOUGHTS = tuple(f"<{tag}>\nA thought.\n</{tag}>\n\n{ANSWER}" for tag in ("think", "seed:think"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +199,7 @@ class Talk:
         """Return the text that the template puts between the answer of turn number `turn` (from 1) and the next answer.
         None if the template also changes text before the end of that answer."""
         appended = None
-        for answer in (ANSWER,) if self.thinks is False else (THOUGHT, ANSWER):
+        for answer in (ANSWER,) if self.thinks is False else (*THOUGHTS, ANSWER):
             answers = (answer,) * turn
             before = self.reader.text(self.doc, thinking=self.thinking, answers=answers[1:]) + answer
             whole = self.reader.text(self.doc, thinking=self.thinking, answers=answers)

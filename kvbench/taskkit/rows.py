@@ -56,5 +56,11 @@ def reasoning(model_type: str, *, n: int = 1, max_new_tokens: int) -> GenSpec:
 
 
 def answer(output: Output) -> str:
-    """Return the text of a model's output; if the model thinks, without its thinking block."""
-    return after_thinking(output.text, True) if output.thinking else output.text
+    """Return the text of a model's output without its thinking block and the line ends behind the block."""
+    return visible(output.text, output.thinking)
+
+
+def visible(text: str, thinking: bool | None) -> str:
+    """Return a turn's text as `answer` does for the last turn. thinking: as in `Output`."""
+    shown = after_thinking(text, thinking)
+    return shown if shown == text else shown.lstrip("\n")

@@ -78,10 +78,15 @@ def check_names(variables: Mapping[str, Any], template: str, about: str) -> None
             )
 
 
-def switches_thinking_elsewise(template: str) -> bool:
-    """Return whether a template reads any variable of `SWITCHES` and does not read `enable_thinking`."""
-    known = names(template) or frozenset()
-    return THINKING not in known and not known.isdisjoint(SWITCHES)
+def reads_thinking(template: str) -> bool:
+    """Return whether a template reads `enable_thinking`; True if jinja2 alone cannot parse the template."""
+    known = names(template)
+    return known is None or THINKING in known
+
+
+def reads_switch(template: str) -> bool:
+    """Return whether a template reads a variable of `SWITCHES`; False if jinja2 alone cannot parse the template."""
+    return not (names(template) or frozenset()).isdisjoint(SWITCHES)
 
 
 def switched(variables: Mapping[str, Any]) -> bool | None:

@@ -10,6 +10,7 @@ from kvbench.registry import did_you_mean
 from kvbench.task import Turn
 from kvbench.taskkit.prompts import STYLES, effective_thinking, template_text, uses_chat
 from kvbench.taskkit.reader import ModelReader
+from kvbench.taskkit.template_variables import reads_thinking
 
 if TYPE_CHECKING:
     from kvbench.engine.model.load import LoadedModel
@@ -47,7 +48,10 @@ class Prompting:
         counts as one with thinking off.
         """
         chat = uses_chat(template_text(loaded.tokenizer) is not None, self.prompt_style)
-        if self.thinking is not None and bool(self.thinks(loaded, chat)) is not self.thinking:
+        thinks = self.thinks(loaded, chat)
+        # A template may have the switch but no tags that show its effect, as Gemma 4's.
+        unseen = thinks is None and chat and reads_thinking(template_text(loaded.tokenizer) or "")
+        if self.thinking is not None and bool(thinks) is not self.thinking and not unseen:
             flag = "--thinking" if self.thinking else "--no-thinking"
             raise UserError(
                 f"prompts for this model cannot turn thinking {'on' if self.thinking else 'off'}; omit {flag}."

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvbench.compare import words
+from kvbench.compare import measures, words
 from kvbench.compare.matching import parse_map
 from kvbench.compare.outcome import Outcome, compare
 from kvbench.compare.policy import Policy, Rule
 from kvbench.compare.reading import read_runs
-from kvbench.errors import UserError
+from kvbench.errors import SetupError, UserError
 
 NONE = Policy()
 OTHER = {"method_source": "bbbb"}  # another state of the method: answers may differ
@@ -220,6 +220,28 @@ def test_entries_of_unbounded_methods(method, tokens, entries, code, side, rows)
     base = side("a", rows(scores, **unbounded, entries_after_evict=80.0, output_tokens=100))
     new = side("b", rows(scores, **unbounded, entries_after_evict=entries, output_tokens=tokens, **OTHER))
     assert compare(base, new, NONE).exit_code == code
+
+
+def test_later_prompts_hold_earlier_answers(side, rows) -> None:
+    """Read anew, a longer conversation may leave more entries; read on, it may not."""
+    scores = drawn(0.5)
+    for mode, code in (("reset (template)", 0), ("keep", 5)):
+        talks = {"method": "kvzip", "decode_bounded": False, "multi_turn_cache": mode}
+        base = side("a" + mode[0], rows(scores, **talks, entries_after_evict=80.0))
+        new = side("b" + mode[0], rows(scores, **talks, entries_after_evict=90.0, output_tokens=108, **OTHER))
+        assert compare(base, new, NONE).exit_code == code
+
+
+def test_a_press_without_kvpress_may_be_of_either_kind(monkeypatch, side, rows) -> None:
+    def missing(label: str) -> None:
+        raise SetupError("kvpress is not installed.")
+
+    monkeypatch.setattr(measures.choose, "from_label", missing)
+    base, new = (
+        side(name, rows(drawn(0.5), decode_bounded=False, entries_after_evict=entries, output_tokens=tokens, **more))
+        for name, entries, tokens, more in (("a", 80.0, 100, {}), ("b", 90.0, 108, OTHER))
+    )
+    assert compare(base, new, NONE).exit_code == 0
 
 
 def test_answers_must_be_equal_where_all_that_decides_them_is(side, rows) -> None:

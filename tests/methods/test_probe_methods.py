@@ -98,6 +98,12 @@ def test_kvzip_scores_sinks_that_another_protection_does_not_keep():
     torch.testing.assert_close(method.observe(view)["zip"], kvzip_by_hand(view, (0, 4), 2))
 
 
+@pytest.mark.parametrize(("protection", "first"), [("prompt", 2), ("prompt=1", 1), ("prompt=50%", 0), ("sinks=9", 2)])
+def test_kvzip_scores_no_sink_that_another_protection_keeps(protection, first):
+    probes = methods.get("kvzip")(chunk=20, sinks=2, protection=protection).probes(FakePrompt())
+    assert [p.span for p in probes] == [(first, 10)]
+
+
 def kvzip_by_hand(view, span, sinks):
     """One query head of KV head h at a time, with nothing but a softmax."""
     b, hq, m, d = view.queries.shape

@@ -65,7 +65,7 @@ def test_a_judge_is_refused(change: Callable[..., object], reason: str, tmp_path
 def test_buffers_and_what_quantisers_add_may_be_missing() -> None:
     layer = torch.nn.BatchNorm1d(2)
     layer.register_parameter("weight_zero_point", torch.nn.Parameter(torch.zeros(2)))
-    report = {"mismatched_keys": set(), "missing_keys": {"running_mean", "weight_zero_point"}}
+    report = {"mismatched_keys": set(), "unexpected_keys": set(), "missing_keys": {"running_mean", "weight_zero_point"}}
     assert difference(layer, report) == ""
     report["missing_keys"].add("bias")
     assert difference(layer, report) == "the files lack tensors that config.json asks for: bias"
@@ -116,6 +116,7 @@ def test_only_a_run_replaces_the_record_of_a_run_without_rows(
     (folder / "model.safetensors").write_bytes(whole)
     assert main(run) == 2
     assert (tmp_path / "r" / manifest.NAME).read_bytes() == record
-    (tmp_path / "r" / "rows.parquet").unlink()
+    for name in ("rows.parquet", "texts.parquet"):
+        (tmp_path / "r" / name).unlink()
     main(["score", "r", "--out", str(tmp_path)])  # seals tables without rows
     assert main(run) == 0

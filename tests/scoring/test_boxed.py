@@ -48,7 +48,6 @@ def test_never_raises_and_is_inside_the_text(text: str):
         ("<think>a</think>b", True, "b"),
         ("a</think>b", True, "b"),  # the prompt opened the block
         ("a</think>b</think>c", True, "c"),
-        ("a\n</think>\n\n b\n", True, " b\n"),
         ("<seed:think>a</seed:think>b", None, "b"),
         ("<seed:think>a", None, ""),
         ("still thinking", True, ""),

@@ -180,10 +180,9 @@ def test_what_run_json_cannot_hold_is_refused_before_any_work(
 ) -> None:
     given = {"config": CONFIG, "environment": VERSIONS}
     text = message(UserError, lambda: start(**given | {part: given[part] | value}))
-    assert text == (
-        f"run.json cannot hold {named}. Give a value whose texts are UTF-8 without control characters, of at most 4096 "
-        "characters each."
-    )
+    texts = "texts are UTF-8 without control characters, of at most 4096 characters each"
+    need = "a text" if part == "environment" and "tasks" in value else f"a value whose {texts}"
+    assert text == f"run.json cannot hold {named}. Give {need}."
     assert list((tmp_path / "results" / "r1").iterdir()) == []
     with start():  # the name is still free
         pass

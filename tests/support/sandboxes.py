@@ -6,6 +6,9 @@ Tests omit one part at a time and check that the self-test notices the omission.
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
+import subprocess
 import textwrap
 from typing import Any
 
@@ -21,6 +24,17 @@ LOCKED = [
     pytest.param(tier, id=tier.name, marks=pytest.mark.skipif(bool(tier.missing()), reason=tier.missing()))
     for tier in (Bwrap(), Landlock())
 ]
+
+
+def links() -> bool:
+    """Whether this machine's g++ can link a program statically."""
+    if (compiler := shutil.which("g++")) is None:
+        return False
+    command = [compiler, "-static", "-x", "c++", "-", "-o", os.devnull]
+    return subprocess.run(command, input=b"int main() {}", capture_output=True, check=False).returncode == 0
+
+
+compiles = pytest.mark.skipif(not links(), reason="needs a g++ that links statically")
 
 
 def run(

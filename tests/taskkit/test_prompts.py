@@ -93,8 +93,8 @@ def test_one_start_token_whatever_the_way():
     ("template", "asked", "expected"),
     [
         *((SWITCH, True, True), (SWITCH, False, False), (OPEN, True, True), (OPEN, False, True), (PLAIN, True, None)),
-        *((OTHER, True, None), (OTHER, False, None), (CHANNELS, True, None), (STRIPS, True, True)),
-        *((SWITCHED_CHANNELS, True, None), (SEED, True, True)),
+        *((OTHER, True, None), (OTHER, False, None), (CHANNELS, True, None), (STRIPS, True, None)),
+        *((SWITCHED_CHANNELS, True, None), (SEED, True, None), (SEED, False, False)),
     ],
 )
 def test_effective_thinking(template: str, asked: bool, expected: bool | None):

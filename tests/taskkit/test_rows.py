@@ -9,7 +9,7 @@ import pytest
 from kvbench.errors import SetupError
 from kvbench.task import Doc, Turn
 from kvbench.taskkit.names import get_task
-from kvbench.taskkit.rows import documents
+from kvbench.taskkit.rows import documents, visible
 
 
 def make(row: dict[str, Any]) -> Doc:
@@ -26,3 +26,17 @@ def test_an_id_stands_for_one_row():
 def test_a_missing_column_is_named():
     with pytest.raises(SetupError, match=r"data of task 'gsm8k' have no column '_id'"):
         documents(get_task("gsm8k"), [{"id": "a"}], make)
+
+
+@pytest.mark.parametrize(
+    ("text", "thinking", "shown"),
+    [
+        ("a\n</think>\n\n b\n", True, " b\n"),
+        ("\n b", True, ""),  # a block that never ends
+        ("\n b", None, "\n b"),
+        ("<seed:think>a</seed:think>\nb", False, "b"),  # the model thinks although it was asked not to
+        ("<think>a", None, ""),
+    ],
+)
+def test_what_is_visible_of_a_turn(text: str, thinking: bool | None, shown: str):
+    assert visible(text, thinking) == shown

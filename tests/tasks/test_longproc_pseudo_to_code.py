@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.folders import DATA
+from support.sandboxes import compiles
 
 from kvbench.errors import SetupError
 from kvbench.scoring.longproc import cpp
@@ -24,7 +25,7 @@ FILE = DATA / "tasks" / "longproc" / "pseudo_to_code_0.5k.sample.jsonl"
 ROWS = [json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()]
 
 
-compiles = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+GXX = next(iter(toolchain.compilers()), "")
 
 
 def score(text: str) -> Score:
@@ -85,10 +86,10 @@ int main() {
 @compiles
 def test_what_a_program_may_do(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cpp, "SECONDS", 0.5)
-    binary = cpp.compiled(NOSY, choose())
+    binary = cpp.compiled(NOSY, choose(), GXX)
     assert binary.status == "ok"
-    monkeypatch.setattr(cpp, "_check", lambda sandbox: None)
-    monkeypatch.setattr(cpp, "compiled", lambda program, sandbox: binary)
+    monkeypatch.setattr(cpp, "_check", lambda sandbox: GXX)
+    monkeypatch.setattr(cpp, "compiled", lambda *_: binary)
     refused = [([kind], ["-1"]) for kind in ("read", "write", "fork", "exec", "connect")]
     assert cpp.grade("", [*refused, (["abort"], ["done"])], choose()).verdict == "pass"
     assert cpp.grade("", [(["read"], ["3"])], choose()) == cpp.Verdict("wrong_answer", 0)
@@ -116,10 +117,10 @@ def test_a_machine_that_fails_to_compile_is_no_wrong_answer(
         "full": Outcome(status="runtime_error", stderr=b"<stdin>:1:1: fatal error: error writing to ./a.s: No space"),
         "slow": Outcome(status="time_limit"),
         "wrong": Outcome(status="runtime_error", stderr=b"<stdin>: In function:\n<stdin>:3:4: error: no x\n"),
-        "right": cpp.compiled(cpp.extract(text) or "", choose()),
+        "right": cpp.compiled(cpp.extract(text) or "", choose(), GXX),
     }
     left = [kinds[name] for name in outcomes]
-    monkeypatch.setattr(cpp, "compiled", lambda program, sandbox: left.pop(0))
+    monkeypatch.setattr(cpp, "compiled", lambda *_: left.pop(0))
     scored = score(text)
     assert left == []
     assert (scored.status, scored.facts.get("verdict")) == (status, verdict)
@@ -139,25 +140,38 @@ def other(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @compiles
 def test_the_compiler_is_the_first_on_the_path(other: Path):
-    other.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} -DOTHER "$@"\n')
+    other.write_text(f'#!/bin/sh\nexec {GXX} -DOTHER "$@"\n')
     other.chmod(0o755)
-    cpp.require()
-    assert cpp.compiled("#ifndef OTHER\n#error\n#endif\nint main() {}", choose()).status == "ok"
+    assert cpp._check(choose()) == str(other)
+    assert cpp.compiled("#ifndef OTHER\n#error\n#endif\nint main() {}", choose(), str(other)).status == "ok"
 
 
 @compiles
-def test_a_compiler_that_cannot_link_is_a_line(other: Path):
+def test_a_compiler_that_cannot_link_gives_way_or_is_a_line(other: Path, monkeypatch: pytest.MonkeyPatch):
     other.write_text("#!/bin/sh\necho 'ld: cannot find -lstdc++' >&2\nexit 1\n")
     other.chmod(0o755)
-    with pytest.raises(SetupError, match=r"statically link a C\+\+ program here \(ld: cannot find -lstdc\+\+\)"):
-        get_task("longproc_pseudo_to_code").docs(SOURCE)
+    if GXX in toolchain.compilers():  # the system's
+        assert cpp._check(choose()) == GXX
+        cpp._check.cache_clear()
+    monkeypatch.setattr(toolchain, "compilers", lambda: [str(other)])
+    with pytest.raises(SetupError, match=r"program in the sandbox \(ld: cannot find -lstdc\+\+\)\. If"):
+        get_task("longproc_pseudo_to_code").require()
+
+
+@compiles
+def test_a_compiler_that_does_not_start_is_named(other: Path, monkeypatch: pytest.MonkeyPatch):
+    other.write_text("#!/nowhere/sh\n")
+    other.chmod(0o755)
+    monkeypatch.setattr(toolchain, "compilers", lambda: [str(other)])
+    with pytest.raises(SetupError, match=re.escape(f"(cannot start {other}: No such file or directory)")):
+        cpp.require()
 
 
 def test_no_compiler_is_a_line(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(toolchain.shutil, "which", lambda name: None)
+    monkeypatch.setattr(toolchain, "compilers", list)
     cpp._check.cache_clear()
     with pytest.raises(SetupError, match=r"need the compiler g\+\+, which is not installed"):
-        get_task("longproc_pseudo_to_code").docs(SOURCE)
+        get_task("longproc_pseudo_to_code").require()
 
 
 @compiles

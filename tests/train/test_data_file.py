@@ -250,6 +250,11 @@ def test_thinking_that_the_template_does_not_switch_is_refused(thinking, write, 
         read(chatting, {"question": "a"}, write, Prompting(thinking=thinking))
 
 
+def test_a_template_that_switches_thinking_without_tags_is_taken(write, chatting):
+    chatting.tokenizer.chat_template = "U: {{ messages[0]['content'] }} A:{% if enable_thinking %} e{% endif %}"
+    assert read(chatting, {"question": "a"}, write, Prompting(thinking=True))[0] == "U: a A: e"
+
+
 def test_settings_of_prompts_that_would_have_no_effect_are_refused(tmp_path, capsys):
     out = ["--out", str(tmp_path)]
     for command, message in [

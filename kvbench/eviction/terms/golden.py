@@ -30,8 +30,8 @@ SCRATCH_FLOATS = 1 << 25  # logits at a time
 class GoldenTrace:
     """The oracle's evictions in one layer of one sequence.
 
-    s: number of evictions. Hk: KV heads. C: entries that compete at an eviction, as many as the budget. L: entries that
-    an eviction drops.
+    At an eviction a head holds C + L entries (C: the budget, L: the interval). The newest L stay. The C older ones
+    compete, and L of them are dropped. s: number of evictions. Hk: KV heads.
     """
 
     candidates: torch.Tensor  # [s, Hk, C] int64 positions, ascending

@@ -55,8 +55,8 @@ class Persistence(AttentionAnalysis):
     def _compare(self, window: Window, step: int, before: torch.Tensor, now: torch.Tensor) -> None:
         """Add to the tally, for each trace, `persistence` and `chance` of two queries that are `step` tokens apart.
 
-        before, now: W of the earlier and of the later query, as masks [b, Hk, n] over the n tokens up to the earlier
-        query.
+        before, now: the tokens that carry 90% of the attention of the earlier and of the later query (W_a in the
+        module's docstring), as masks [b, Hk, n] over the n tokens up to the earlier query.
         """
         persists = (before & now).sum(dim=-1) / before.sum(dim=-1)
         chance = now.float().mean(dim=-1)

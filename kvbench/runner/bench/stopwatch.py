@@ -74,7 +74,8 @@ class Stopwatch:
         return clock(self.device), time.perf_counter()
 
     def lap(self, tokens: int) -> None:
-        """Record that every sequence has `tokens` tokens. Reads the clock at the first call and between stretches."""
+        """Record that every sequence has `tokens` tokens now. Reads the clock at the first call, and when a stretch
+        (`stretch` successive tokens) is complete."""
         if self._lap is None:
             self._lap = self._now(), tokens
         if self.stretch and tokens >= self._next:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvbench.errors import SetupError
+from kvbench.errors import SetupError, quote
 from kvbench.scoring.sandbox import Box, BoxError, Limits, Outcome, Sandbox, choose, inside, toolchain
 
 HEADERS = (
@@ -27,7 +27,10 @@ TESTS = 10  # of a problem at most
 COMPILE_SECONDS = 60.0
 COMPILE_LIMITS = Limits(memory=4 << 30, stack=64 << 20, file_bytes=64 << 20, output=64 << 20)
 _PROBE = "int main() { string s; cin >> s; cout << s << endl; return 0; }"
-_REFUSED = re.compile(rb"^<stdin>:\d+:\d+: error: ", re.MULTILINE)  # the program's fault, not the machine's
+# Messages about the program, not the machine.
+_REFUSED = re.compile(
+    rb"^<stdin>:\d+:\d+: (error: |fatal error: .*: No such file)|undefined reference to", re.MULTILINE
+)
 _FENCED = re.compile(r"```cpp([\s\S]*)```")  # greedy: up to the last fence
 
 Test = tuple[Sequence[str], Sequence[str]]  # lines of standard input, lines of standard output
@@ -65,8 +68,7 @@ def extract(text: str) -> str | None:
 def grade(program: str, tests: Sequence[Test], sandbox: Sandbox) -> Verdict:
     """Run a program on at most `TESTS` of its tests, up to the first that fails. Raises SetupError if the compiler does
     not work here, BoxError if the sandbox or the compiler fails for a reason other than the program."""
-    _check(sandbox)
-    binary = _binary(program, sandbox)
+    binary = _binary(program, sandbox, _check(sandbox))
     if binary is None:
         return Verdict("compile_error")
     with sandbox.box(compiled=True) as box:
@@ -81,29 +83,24 @@ def grade(program: str, tests: Sequence[Test], sandbox: Sandbox) -> Verdict:
     return Verdict("pass")
 
 
-def compiled(program: str, sandbox: Sandbox) -> Outcome:
-    """Compile a program with LongProc's headers. If the status is "ok", standard output is the binary. Raises
-    SetupError if there is no compiler, BoxError if the sandbox fails."""
-    compiler = toolchain.compiler()
-    if not compiler:
-        raise SetupError(
-            "C++ answers need the compiler g++, which is not installed. Install it (Debian: apt install g++)."
-        )
+def compiled(program: str, sandbox: Sandbox, compiler: str) -> Outcome:
+    """Compile a program with LongProc's headers. If the status is "ok", standard output is the binary. Raises BoxError
+    if the sandbox fails."""
     path = f"{os.path.dirname(compiler)}:{toolchain.PATH}"
     with sandbox.compiler_box(toolchain.folders(compiler), COMPILE_LIMITS) as box:
         box.load(inside.text("compiler"), "", {"command": [compiler, *OPTIONS], "path": path})
         return box.run((HEAD + program).encode("utf-8", "replace"), seconds=COMPILE_SECONDS)
 
 
-def _binary(program: str, sandbox: Sandbox) -> bytes | None:
+def _binary(program: str, sandbox: Sandbox, compiler: str) -> bytes | None:
     """Return the binary of a program; None if the compiler refuses it. Raises BoxError if no program compiles."""
     for _ in range(2):  # a machine that is short of time, memory or disk may fail once
-        outcome = compiled(program, sandbox)
+        outcome = compiled(program, sandbox, compiler)
         if outcome.status == "ok":
             return outcome.stdout
         if _REFUSED.search(outcome.stderr):
             return None
-    probe = compiled(_PROBE, sandbox)
+    probe = compiled(_PROBE, sandbox, compiler)
     if probe.status != "ok":
         raise BoxError(f"g++ compiles no program here any more ({_reason(probe)})")
     return None
@@ -120,20 +117,29 @@ def _lines(lines: Sequence[str]) -> bytes:
 
 
 @functools.cache
-def _check(sandbox: Sandbox) -> None:
-    """Raise SetupError unless a small program compiles, and BoxError unless its binary runs in a box."""
-    probe = compiled(_PROBE, sandbox)
-    if probe.status != "ok":
+def _check(sandbox: Sandbox) -> str:
+    """Return the path of the first g++ that compiles a small program. Raises SetupError if none does, BoxError if the
+    program's binary does not run in a box."""
+    probes = {compiler: compiled(_PROBE, sandbox, compiler) for compiler in toolchain.compilers()}
+    if not probes:
         raise SetupError(
-            f"g++ cannot compile and statically link a C++ program here ({_reason(probe)}). Install its static "
-            "libraries (libstdc++.a, libc.a), or put another g++ first on PATH."
+            "C++ answers need the compiler g++, which is not installed. Install it (Debian: apt install g++)."
         )
+    works = [compiler for compiler, probe in probes.items() if probe.status == "ok"]
+    if not works:
+        compiler, probe = next(iter(probes.items()))
+        raise SetupError(
+            f"{quote(compiler)} cannot compile and statically link a C++ program in the sandbox ({_reason(probe)}). If "
+            "it lacks static libraries (libstdc++.a, libc.a), install them, or put another g++ first on PATH."
+        )
+    probe = probes[works[0]]
     with sandbox.box(compiled=True) as box:
         box.load(inside.text("binary"), "", {"size": len(probe.stdout)})
         outcome = box.run(probe.stdout + b"ready\n", seconds=10.0)
     if outcome.stdout != b"ready\n":
         why = outcome.stderr.decode(errors="replace").strip().rpartition("\n")[2] or outcome.status
         raise BoxError(f"the sandbox's tier {sandbox.tier.name} cannot run binaries here ({why})")
+    return works[0]
 
 
 def _reason(outcome: Outcome) -> str:

@@ -88,7 +88,7 @@ class Box:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the box
         try:
             if folder and (user := plan.user()) is not None:
-                os.chown(folder, user, -1)
+                os.chown(folder, user, os.getegid())
                 os.chmod(folder, 0o710)  # the driver, which keeps root's group, must enter the folder
             with _stack(limits.stack):
                 self._process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Find the C++ compiler of this machine, and the files that a box for it must contain."""
+"""Find the C++ compilers of this machine, and the files that a box for one must contain."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ PATH = "/usr/local/bin:/usr/bin:/bin"  # where the compiler finds its assembler 
 _PREFIXES = ("/usr", "/usr/local")  # a compiler searches these for headers and libraries, wherever it lies itself
 
 
-def compiler() -> str:
-    """Return the path of the user's g++; "" if there is none."""
-    found = shutil.which("g++")
+def compilers() -> list[str]:
+    """Return the paths of the user's g++ and of the system's, each if there is one."""
+    found = [path for path in (shutil.which("g++"), shutil.which("g++", path=PATH)) if path]
     # The folder without links: a box may lack them. The file's own links stay: a compiler may go by its name.
-    return os.path.join(os.path.realpath(os.path.dirname(found)), os.path.basename(found)) if found else ""
+    places = (os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)) for path in found)
+    return list(dict.fromkeys(places))
 
 
 def folders(program: str) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
 import textwrap
 import time
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.sandboxes import LOCKED
+from support.sandboxes import LOCKED, compiles
 
 from kvbench.scoring.longproc import cpp
 from kvbench.scoring.sandbox import BoxError, Limits, Sandbox, inside, toolchain
@@ -21,12 +20,12 @@ from kvbench.scoring.sandbox.syscalls import NUMBERS
 from kvbench.scoring.sandbox.tiers import Container, Tier, Unsafe
 
 SECRET = b"expected output"
+GXX = next(iter(toolchain.compilers()), "")
 SLOW = """
 template<int N, int M> struct T { enum { v = T<N - 1, 2 * M>::v + T<N - 1, 2 * M + 1>::v }; };
 template<int M> struct T<0, M> { enum { v = 1 }; };
 int main() { return T<28, 0>::v; }
 """
-compiles = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 
 @pytest.fixture
@@ -44,14 +43,14 @@ def secret() -> Iterator[Path]:
 @pytest.mark.parametrize("how", ['asm(".incbin \\"{}\\"");', '#include "{}"', 'asm(".include \\"{}\\"");'])
 @pytest.mark.parametrize("tier", LOCKED)
 def test_a_program_cannot_put_a_file_into_its_binary(tier: Tier, how: str, secret: Path) -> None:
-    outcome = cpp.compiled(how.format(secret) + "\nint main() {}", Sandbox(tier, ""))
+    outcome = cpp.compiled(how.format(secret) + "\nint main() {}", Sandbox(tier, ""), GXX)
     assert outcome.status == "runtime_error"
     assert SECRET not in outcome.stdout + outcome.stderr
 
 
 @compiles
 def test_without_a_sandbox_it_can(secret: Path) -> None:
-    outcome = cpp.compiled(f'asm(".incbin \\"{secret}\\"");\nint main() {{}}', Sandbox(Unsafe(), ""))
+    outcome = cpp.compiled(f'asm(".incbin \\"{secret}\\"");\nint main() {{}}', Sandbox(Unsafe(), ""), GXX)
     assert SECRET in outcome.stdout
 
 
@@ -101,7 +100,7 @@ def test_nothing_is_left_of_a_compiler_that_takes_too_long(
 ) -> None:
     monkeypatch.setattr(cpp, "COMPILE_SECONDS", 2.0)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert cpp.compiled(SLOW, Sandbox(tier, "")).status == "time_limit"
+    assert cpp.compiled(SLOW, Sandbox(tier, ""), GXX).status == "time_limit"
     assert any(not _work_in(tmp_path) or time.sleep(0.1) for _ in range(100))
     assert list(tmp_path.iterdir()) == []
 

@@ -22,7 +22,11 @@ def main(program: str, ask: Callable[[], bytes | None], tell: Callable[[bytes], 
     # HOME, CCACHE_DISABLE: ccache, which may stand in for a compiler, needs a home and has no place for a cache.
     environment = {"PATH": _path, "LC_ALL": "C", "TMPDIR": ".", "HOME": ".", "CCACHE_DISABLE": "1"}
     silent = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
-    process = os.posix_spawn(_command[0], [*_command, "-o", "program"], environment, file_actions=silent)
+    try:
+        process = os.posix_spawn(_command[0], [*_command, "-o", "program"], environment, file_actions=silent)
+    except OSError as error:
+        os.write(2, f"cannot start {_command[0]}: {error.strerror}\n".encode())
+        return 1
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     if code == 0:
         with open("program", "rb") as binary, open(1, "wb", closefd=False) as out:
