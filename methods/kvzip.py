@@ -11,8 +11,8 @@ starting with " and the last `postfix` tokens of the previous chunk. Score:
             softmax over [sinks, this chunk, the probe's own keys up to the query]
 
 for the keys j of that chunk only. Defaults: chunk 2000, postfix 8, one competition over all layers and heads, 4 sinks
-that always stay (as in kvpress). If another protection (`--protect`) does not keep all sinks, the first chunk begins
-with the first sink that it does not keep.
+that always stay (as in kvpress). If the `sinks` of another protection (`--protect`) are fewer, the first chunk begins
+behind them, and the further sinks are scored.
 
 The released code evicts before the question is read (here `--compress query-agnostic`; otherwise entries of the
 question compete too) and always keeps the system prompt. With a budget of n entries, the released code keeps only
@@ -66,7 +66,7 @@ class KVzip(Method):
 
     def probes(self, prompt: Prompt) -> Generator[Probe, int, None]:
         total = len(prompt.ids)
-        first = self._sinks()
+        first = self.sinks if self.replaced is None else min(self.sinks, self.replaced.sinks)
         for start in range(first, total, self.chunk):
             end = min(start + self.chunk, total)
             if start == first:
@@ -74,13 +74,6 @@ class KVzip(Method):
             else:
                 question = prompt.encode(LATER) + prompt.ids[max(start - self.postfix, first) : start]
             yield Probe(tokens=(*question, *prompt.reply_header, *prompt.ids[start:end]), span=(start, end))
-
-    def _sinks(self) -> int:
-        """Return how many of the sinks every budget keeps; the tokens after them are scored."""
-        if self.replaced is None or self.replaced.prompt is None:
-            return self.sinks
-        prompt = self.replaced.prompt if isinstance(self.replaced.prompt, int) else 0  # a share may hold fewer
-        return min(self.sinks, max(self.replaced.sinks, prompt))
 
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
         assert view.probe is not None

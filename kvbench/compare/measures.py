@@ -107,8 +107,8 @@ def _of_questions(pair: Pair, place: int) -> Iterator[tuple[float, float, float]
     maximum over more answers may be larger.
 
     Entries of new up to the limit may follow from the lengths of answers, so they are no regression. The limit of the
-    peak is budget + interval. The limit of the entries after an eviction is 0; where later turns are new prompts, which
-    hold the model's earlier answers, it is infinite for a question whose answers differ.
+    peak is budget + interval. The limit of the entries after an eviction is 0. If the budget is a share and later turns
+    are new prompts, which hold the model's earlier answers, it is infinite for a question whose answers differ.
 
     If the budget bounds generated entries on neither side, three rules apply:
     - The limit of the peak is infinite.
@@ -119,7 +119,7 @@ def _of_questions(pair: Pair, place: int) -> Iterator[tuple[float, float, float]
     """
     bounded = pair.base.bounded or pair.new.bounded
     grows = place == AFTER and not bounded and _evicts_while_decoding(pair.new.key.method)
-    rereads = "reset" in (pair.new.facts.get("multi_turn_cache") or "")
+    rereads = "reset" in (pair.new.facts.get("multi_turn_cache") or "") and isinstance(pair.new.key.budget, float)
     for name in pair.shared:
         mine, theirs = pair.base.questions[name], pair.new.questions[name]
         if mine.answered == theirs.answered:
@@ -127,11 +127,9 @@ def _of_questions(pair: Pair, place: int) -> Iterator[tuple[float, float, float]
             bound, limit = theirs.entries[BOUND], 0.0
             if place == PEAK:
                 limit = _number(bound if bounded else None, math.inf)
-            elif rereads and mine.marks != theirs.marks:
-                limit = math.inf
             elif not bounded and bound is not None and math.isnan(new) and not math.isnan(base):
                 new = _number(theirs.entries[PEAK], math.nan)  # base evicted right after the prompt; new did not
-            elif grows and mine.marks != theirs.marks:
+            elif (grows or rereads) and mine.marks != theirs.marks:
                 limit = math.inf
             yield base, new, limit
 

@@ -223,13 +223,15 @@ def test_entries_of_unbounded_methods(method, tokens, entries, code, side, rows)
 
 
 def test_later_prompts_hold_earlier_answers(side, rows) -> None:
-    """Read anew, a longer conversation may leave more entries; read on, it may not."""
+    """Of prompts that are read anew, more entries stay if they are longer and the budget is a share."""
     scores = drawn(0.5)
-    for mode, code in (("reset (template)", 0), ("keep", 5)):
-        talks = {"method": "kvzip", "decode_bounded": False, "multi_turn_cache": mode}
-        base = side("a" + mode[0], rows(scores, **talks, entries_after_evict=80.0))
-        new = side("b" + mode[0], rows(scores, **talks, entries_after_evict=90.0, output_tokens=108, **OTHER))
-        assert compare(base, new, NONE).exit_code == code
+    for n, (mode, share, after, code) in enumerate(
+        [("reset", 0.5, 90.0, 0), ("keep", 0.5, 90.0, 5), ("reset", None, 90.0, 5), ("reset", 0.5, None, 5)]
+    ):
+        talks = {"method": "kvzip", "decode_bounded": False, "multi_turn_cache": mode, "budget_share": share}
+        base = side(f"a{n}", rows(scores, **talks, entries_after_evict=80.0))
+        new = rows(scores, **talks, entries_after_evict=after, entries_peak=200, output_tokens=108, **OTHER)
+        assert compare(base, side(f"b{n}", new), NONE).exit_code == code
 
 
 def test_a_press_without_kvpress_may_be_of_either_kind(monkeypatch, side, rows) -> None:

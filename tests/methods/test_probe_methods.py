@@ -98,8 +98,8 @@ def test_kvzip_scores_sinks_that_another_protection_does_not_keep():
     torch.testing.assert_close(method.observe(view)["zip"], kvzip_by_hand(view, (0, 4), 2))
 
 
-@pytest.mark.parametrize(("protection", "first"), [("prompt", 2), ("prompt=1", 1), ("prompt=50%", 0), ("sinks=9", 2)])
-def test_kvzip_scores_no_sink_that_another_protection_keeps(protection, first):
+@pytest.mark.parametrize(("protection", "first"), [("prompt", 0), ("sinks=1+prompt=50%", 1), ("sinks=9", 2)])
+def test_kvzip_begins_behind_the_sinks_that_another_protection_names(protection, first):
     probes = methods.get("kvzip")(chunk=20, sinks=2, protection=protection).probes(FakePrompt())
     assert [p.span for p in probes] == [(first, 10)]
 

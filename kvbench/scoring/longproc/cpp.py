@@ -28,9 +28,7 @@ COMPILE_SECONDS = 60.0
 COMPILE_LIMITS = Limits(memory=4 << 30, stack=64 << 20, file_bytes=64 << 20, output=64 << 20)
 _PROBE = "int main() { string s; cin >> s; cout << s << endl; return 0; }"
 # Messages about the program, not the machine.
-_REFUSED = re.compile(
-    rb"^<stdin>:\d+:\d+: (error: |fatal error: .*: No such file)|undefined reference to", re.MULTILINE
-)
+_REFUSED = re.compile(rb"^<stdin>:\d+:\d+: error: |undefined reference to", re.MULTILINE)
 _FENCED = re.compile(r"```cpp([\s\S]*)```")  # greedy: up to the last fence
 
 Test = tuple[Sequence[str], Sequence[str]]  # lines of standard input, lines of standard output
