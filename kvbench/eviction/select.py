@@ -84,7 +84,7 @@ def _kept_per_head(method: Method, view: LayerView) -> int | None:
 
 
 def _score(method: Method, view: LayerView) -> ScoreOut:
-    """Return the method's scores of one layer. Raises MethodError for scores of a wrong shape, and when the
+    """Return the method's scores of one layer. Raises MethodError if the scores have a wrong shape, or if the method
     `score` of a plug-in fails."""
     try:
         out = method.score(view)

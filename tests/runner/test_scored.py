@@ -1,4 +1,4 @@
-"""A scorer's result becomes columns of a row; a result that no row can hold is a failed row, not a lost one."""
+"""A scorer's result becomes columns of a row. If no row can hold the result, the row is stored with a failed status."""
 
 from __future__ import annotations
 
