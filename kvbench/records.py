@@ -115,8 +115,10 @@ class Usage:
     state_bytes: int  # part of each kv_bytes figure: states of recurrent layers, equal at any number of tokens
     evictions: int
     first_eviction: int | None  # how many tokens of the sequence were read before its first eviction; None: no eviction
-    prefill_seconds: float  # time to read the prompt without evictions, divided equally among its samples
-    decode_seconds: float  # sum over decode steps of: the step's time / number of live sequences
+    # Time to read the prompt, divided equally among its samples, and this sample's share of the steps that read prompts
+    # of later turns; without evictions.
+    prefill_seconds: float
+    decode_seconds: float  # sum over the steps that drew a token of: the step's time / number of live sequences
     evict_seconds: float  # this sample's share of the evictions' time
     decoding: str  # what computed the decode steps, see `Engine.decoding`
     # Share of the text tokens, and of the image tokens, that still have entries at the end; None without images.

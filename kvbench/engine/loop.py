@@ -26,7 +26,7 @@ from kvbench.engine.model.norms import fused_norms
 from kvbench.engine.model.packing import packed_linears
 from kvbench.engine.prefill import NotFinite, Prefill, PromptReader, PromptState
 from kvbench.engine.rules import KeptLog
-from kvbench.engine.sequence import Sequence, Slots, Token
+from kvbench.engine.sequence import Meter, Sequence, Slots, Token
 from kvbench.engine.setup import set_up
 from kvbench.engine.state import Drawing
 from kvbench.engine.steps import DecodeSteps
@@ -251,19 +251,17 @@ class Engine:
 
         tokens: [step][slot]; seconds: the block's time. Returns the sequences that were live in the block's last step.
         """
-        going, steps, held = live, list[Live](), 0
+        going, steps, held = live, list[list[tuple[Meter, bool]]](), 0
         for drawn in tokens:
             going = [(slot, sequence) for slot, sequence in live if not sequence.finished]
             if not going:
                 break
-            steps.append(going)
             self.cache.advance([slot for slot, _ in going])
             held = sum(self._hold(sequence, slot) for slot, sequence in going)
-            for slot, sequence in going:
-                sequence.count_step(drawn[slot])
+            steps.append([(sequence.meter, sequence.count_step(drawn[slot])) for slot, sequence in going])
         for step in steps:
-            for _, sequence in step:
-                sequence.meter.decode_seconds += seconds / len(steps) / len(step)
+            for meter, drew in step:
+                meter.note_step(seconds / len(steps) / len(step), drew)
         if self.on_step is not None:
             self.on_step(sum(map(len, steps)), held, len(steps[-1]))
         return going

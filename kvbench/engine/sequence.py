@@ -36,7 +36,8 @@ class Meter:
     """Time, entries and bytes that one sequence used, filled by the engine step by step.
 
     Seconds are shares. The time of a step or of an eviction is divided by the number of sequences that were being
-    decoded. The time of reading a prompt is divided by the number of the prompt's samples.
+    decoded. The time of reading a prompt is divided by the number of the prompt's samples. The time of decode steps
+    that read a later turn's prompt counts as reading a prompt.
     """
 
     budget: int | None = None
@@ -83,6 +84,14 @@ class Meter:
         self.entries_peak = max(self.entries_peak, entries)
         if live_bytes > self.bytes_peak:
             self.bytes_peak, self.extra_peak = live_bytes, extra_bytes
+
+    def note_step(self, seconds: float, drew: bool) -> None:
+        """Record the sequence's share of a step's time. drew: whether the step drew a token of the answer; if it did
+        not, it read a token of a later turn's prompt."""
+        if drew:
+            self.decode_seconds += seconds
+        else:
+            self.prefill_seconds += seconds
 
     def note_eviction(self, entries: float, seen: int) -> None:
         """Record an eviction that left `entries` per head after `seen` tokens of the sequence."""
@@ -170,14 +179,17 @@ class Sequence:
         """The most steps that this turn may still take."""
         return max(0, len(self.pending) - 1) + self.left
 
-    def count_step(self, token: Token) -> None:
+    def count_step(self, token: Token) -> bool:
         """Count a decode step, which has read one token and drawn another. The drawn token is dropped if the sequence
-        must still read further tokens of a new turn (`pending`), but its logit must be a finite number."""
+        must still read further tokens of a new turn (`pending`), but its logit must be a finite number. Returns False
+        if it was dropped."""
         self.clock += 1
         if self.pending:
             self.pending.popleft()
-        if token.bad or not self.pending:
+        kept = token.bad or not self.pending
+        if kept:
             self.accept(token)
+        return kept
 
     def accept(self, drawn: Token) -> None:
         """Append a token and decide whether it ends the turn. A token whose logit is NaN or infinite is not appended:

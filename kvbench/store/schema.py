@@ -148,8 +148,8 @@ COLUMNS: tuple[Column, ...] = (
     ),
     Column("evictions", "int32", "", "number of evictions"),
     Column("first_eviction", "int32", "tokens", "tokens read before the first eviction; null: no eviction happened"),
-    Column("prefill_seconds", "float64", "s", "this sample's share of reading the prompt", "timing"),
-    Column("decode_seconds", "float64", "s", "this sample's share of decoding, without evictions", "timing"),
+    Column("prefill_seconds", "float64", "s", "this sample's share of reading the prompts of its turns", "timing"),
+    Column("decode_seconds", "float64", "s", "this sample's share of drawing its tokens, without evictions", "timing"),
     Column("evict_seconds", "float64", "s", "this sample's share of evicting", "timing"),
     Column(
         "tokens_per_second", "float64", "tokens/s", "speed of the whole engine while this sample was decoded", "timing"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -83,6 +85,17 @@ def test_a_second_turn_reads_the_cache_that_the_first_one_left(loaded, method, m
     assert two.usage.output_tokens == 60
     if method == "gkv":
         assert two.usage.entries_after_evict <= BUDGET
+
+
+def test_steps_that_read_a_turn_count_as_reading_a_prompt(loaded, monkeypatch):
+    """Every block of one step takes one second here. Speeds follow from the steps that drew the answers' tokens."""
+    clock = itertools.count()
+    monkeypatch.setattr("kvbench.engine.loop.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr("kvbench.engine.loop.Timer.seconds", lambda timer: 0.0)
+    talk = dataclasses.replace(prompt(loaded), conversation=Talk(), max_tokens=300)
+    (one,) = run(loaded, [talk], slots=1, look=1)
+    assert one.usage.decode_seconds == one.usage.output_tokens - 1 == 59
+    assert one.usage.prefill_seconds == len(NEXT)  # 20 tokens are read, and the last one's step draws a token
 
 
 def loaded_ids(logits) -> list[int]:
