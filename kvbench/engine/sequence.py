@@ -186,7 +186,7 @@ class Sequence:
         self.clock += 1
         if self.pending:
             self.pending.popleft()
-        kept = token.bad or not self.pending
+        kept = bool(token.bad) or not self.pending
         if kept:
             self.accept(token)
         return kept
