@@ -44,7 +44,8 @@ from kvbench.runner.cell import MethodState
 from kvbench.runner.spool import Spool
 from kvbench.sources import adapters, models
 from kvbench.taskkit import prompts, template_variables
-from kvbench.taskkit.lm_eval_source import generation, special_stops
+from kvbench.taskkit.lm_eval_source import generation
+from kvbench.taskkit.reader import special_stops
 
 
 @register_model("kvbench")

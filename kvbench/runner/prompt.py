@@ -16,8 +16,7 @@ from kvbench.records import Images
 from kvbench.runner.spool import Spool, Stored, StoredIds
 from kvbench.task import IMAGE, Doc, GenSpec, Task
 from kvbench.taskkit import prompts
-from kvbench.taskkit.lm_eval_source import special_stops
-from kvbench.taskkit.reader import ModelReader, Talk
+from kvbench.taskkit.reader import ModelReader, Talk, special_stops
 from kvbench.taskkit.vision import check_markers
 
 

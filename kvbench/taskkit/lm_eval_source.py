@@ -13,7 +13,7 @@ import io
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -175,16 +175,6 @@ _IN_RANGE: dict[str, Callable[[float], bool]] = {
     "min_p": lambda p: 0 <= p <= 1,
 }
 _OFF = {"num_beams": (1,), "repetition_penalty": (1, 1.0), "num_return_sequences": (1,)}  # values that change nothing
-
-
-def special_stops(until: Sequence[str], tokenizer: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Split stop strings (`until`) into plain texts and special tokens. Special tokens never show in decoded text, so
-    generation stops at their token ids instead."""
-    if not until:
-        return (), ()
-    added = getattr(tokenizer, "added_tokens_decoder", {})  # some are special, but not in `all_special_tokens`
-    special = {*getattr(tokenizer, "all_special_tokens", ()), *(str(t) for t in added.values() if t.special)}
-    return tuple(s for s in until if s not in special), tuple(s for s in until if s in special)
 
 
 @dataclass(frozen=True, slots=True)

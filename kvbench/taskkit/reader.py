@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,16 @@ from kvbench.taskkit.vision import Vision
 
 ANSWER = "An answer."  # a placeholder, to find the text that the template adds around an answer
 THOUGHTS = tuple(f"<{tag}>\nA thought.\n</{tag}>\n\n{ANSWER}" for tag in ("think", "seed:think"))
+
+
+def special_stops(until: Sequence[str], tokenizer: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Split stop strings (`until`) into plain texts and special tokens. Special tokens never show in decoded text, so
+    generation stops at their token ids instead."""
+    if not until:
+        return (), ()
+    added = getattr(tokenizer, "added_tokens_decoder", {})  # some are special, but not in `all_special_tokens`
+    special = {*getattr(tokenizer, "all_special_tokens", ()), *(str(t) for t in added.values() if t.special)}
+    return tuple(s for s in until if s not in special), tuple(s for s in until if s in special)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
