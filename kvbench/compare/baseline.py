@@ -35,6 +35,7 @@ FIGURES = ("kv_bytes_peak", "kv_bytes_mean", "tokens_per_second", "speed_spread"
 HEADLINES = ("score", "score_partial", "score_strict")
 MARKS = r"[A-Za-z0-9_.-]*"
 LONGEST = 4096  # characters of a name
+RUNS = 1 << 18  # characters of the names of all runs of a cell, such as its shards
 Check = Callable[[Any], bool]
 
 
@@ -152,7 +153,7 @@ def _cell_in(cell: Any, where: str) -> Cell:
         where,
     )
     _check(_is_key(cell["key"]), f"{where}: key")
-    _check(_is_text(cell["run"]), f"{where}: run")
+    _check(_is_text(cell["run"], most=RUNS), f"{where}: run")
     _check(_is_options(cell["options"]), f"{where}: options")
     _check(_is_table(cell["decisions"], _is_decision), f"{where}: decisions")
     _check(cell["headline"] in HEADLINES, f"{where}: headline")

@@ -18,7 +18,9 @@ MARK = 2  # characters of a mark, which stands for an answer (see `mark`)
 NO_MARK = "." * MARK  # the mark of a sample that was not run
 FAILED = ".f"  # the mark of a sample that failed, so that it has no answer or its answer could not be scored
 # Three numbers of entries per layer and KV head, each the maximum over a question's answers: after an eviction, at any
-# time, and the sum of budget and interval, which bounds the entries while decoding.
+# time, and the sum of budget and interval, which bounds the entries while decoding. This bound is None without a
+# budget. It is also None if the budget is a share and later turns are new prompts: these hold the model's earlier
+# answers, so their budgets depend on the answers, and no row states them.
 ENTRIES = ("entries_after_evict", "entries_peak", "bound")
 COUNTS = ("output_tokens", "truncated", "no_answer")  # numbers that are summed over a question's answers
 # What a method kept while it read one stored answer again: the hash of prompt and answer, and a dictionary of the

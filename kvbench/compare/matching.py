@@ -119,8 +119,15 @@ def _aside(side: Side, mapped: set[str], others: set[str]) -> list[Key]:
     mapped: the names of methods and models that --map gives for this side. others: the names that --map gives only for
     the other side.
     """
-    names = {key: {key.model, key.method, key.name} for key in side.cells}
+    names = {key: _names(side, key) for key in side.cells}
     return sorted((key for key in names if names[key] & others and not names[key] & mapped), key=Key.order)
+
+
+def _names(side: Side, key: Key) -> set[str]:
+    """Return the names by which --map may mean a cell of the side: its model, its method with options, and its method
+    alone. The method alone means another cell if the side also has the method with its default options."""
+    names = {key.model, key.method}
+    return names if replace(key, method=key.name) in side.cells else names | {key.name}
 
 
 def _renamed(side: Side, mapping: Mapping[str, str], aside: Sequence[Key]) -> dict[Key, Cell]:
@@ -132,9 +139,10 @@ def _renamed(side: Side, mapping: Mapping[str, str], aside: Sequence[Key]) -> di
     for key, cell in side.cells.items():
         if key in aside:
             continue
-        unused -= {key.model, key.method, key.name}
+        names = _names(side, key)
+        unused -= names
         model = mapping.get(key.model, key.model)
-        method = mapping.get(key.method) or mapping.get(key.name) or key.method
+        method = next((mapping[n] for n in (key.method, key.name) if n in names and n in mapping), key.method)
         known = replace(key, model=model, method=method)
         if known in found:
             raise UserError(

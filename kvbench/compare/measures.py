@@ -107,30 +107,35 @@ def _of_questions(pair: Pair, place: int) -> Iterator[tuple[float, float, float]
     maximum over more answers may be larger.
 
     Entries of new up to the limit may follow from the lengths of answers, so they are no regression. The limit of the
-    peak is budget + interval. The limit of the entries after an eviction is 0. If the budget is a share and later turns
-    are new prompts, which hold the model's earlier answers, it is infinite for a question whose answers differ.
+    peak is budget + interval. The limit of the entries after an eviction is 0 for a question whose answers are equal,
+    and the budget for a question whose answers differ: some methods (scope) let an answer's entries grow up to the
+    budget. For a question with a share as budget but without a bound (see `ENTRIES`), both limits are 0 if its answers
+    are equal, and infinite if they differ.
 
-    If the budget bounds generated entries on neither side, three rules apply:
+    Without a budget, or if the budget bounds generated entries on neither side, three rules apply:
     - The limit of the peak is infinite.
     - If new has a budget but no entries after an eviction, although base has them, new evicted nothing. The peak of new
       is then yielded in their place.
-    - Some methods (duo) also evict while decoding, so that their entries after an eviction grow with the answers, too.
-      For a question whose answers differ, the limit is then infinite.
+    - The limit of the entries after an eviction is 0. Some methods (duo) also evict while decoding, so that these
+      entries grow with the answers; for a question whose answers differ, the limit is then infinite.
     """
-    bounded = pair.base.bounded or pair.new.bounded
+    budget, interval = pair.new.key.budget, pair.new.key.interval
+    bounded = budget is not None and (pair.base.bounded or pair.new.bounded)
     grows = place == AFTER and not bounded and _evicts_while_decoding(pair.new.key.method)
-    rereads = "reset" in (pair.new.facts.get("multi_turn_cache") or "") and isinstance(pair.new.key.budget, float)
     for name in pair.shared:
         mine, theirs = pair.base.questions[name], pair.new.questions[name]
         if mine.answered == theirs.answered:
             base, new = (_number(question.entries[place], math.nan) for question in (mine, theirs))
-            bound, limit = theirs.entries[BOUND], 0.0
-            if place == PEAK:
-                limit = _number(bound if bounded else None, math.inf)
-            elif not bounded and bound is not None and math.isnan(new) and not math.isnan(base):
-                new = _number(theirs.entries[PEAK], math.nan)  # base evicted right after the prompt; new did not
-            elif (grows or rereads) and mine.marks != theirs.marks:
+            bound, differ, limit = theirs.entries[BOUND], mine.marks != theirs.marks, 0.0
+            rereads = bound is None and isinstance(budget, float)
+            if place == PEAK and not bounded:
                 limit = math.inf
+            elif not bounded and budget is not None and math.isnan(new) and not math.isnan(base):
+                new = _number(theirs.entries[PEAK], math.nan)  # base evicted right after the prompt; new did not
+            elif differ and (grows or rereads):
+                limit = math.inf
+            elif bounded and not rereads and (place == PEAK or differ):
+                limit = _number(bound, math.inf) - (0 if place == PEAK else interval or 0)
             yield base, new, limit
 
 

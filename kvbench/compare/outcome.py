@@ -76,10 +76,16 @@ class Outcome:
         """The unfinished runs of the new side, with their progress, if the policy is strict; otherwise none."""
         return self.new.unfinished if self.policy.strict else {}
 
+    def lacks_decision(self, one: Judged) -> bool:
+        """Return whether a cell makes the comparison fail because the policy is strict and the cell is undecided. Until
+        the second seed is run, this holds only if the first stage rejects; otherwise no second seed is needed."""
+        pending = one.tested is not None and one.tested.is_pending(self.stages)
+        return self.policy.strict and one.critical and one.verdict == "undecided" and (one.again or not pending)
+
     @property
     def exit_code(self) -> int:
         codes = {one.code for one in self.judged if one.critical}
-        if self.policy.strict and any(one.critical for one in self.undecided):
+        if any(map(self.lacks_decision, self.judged)):
             codes.add(REGRESSION)
         if self.wanting:
             codes.add(MISSING)

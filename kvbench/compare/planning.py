@@ -3,11 +3,14 @@ run.
 
 Let v_q be the variance of the scores of question q's samples in base. Between two runs without a true difference, the
 difference of question q then has the variance 2 v_q / k with k samples. The lower bound of the mean difference is above
--M with 80% power if M >= (t_95 + t_80) sqrt(v / (k Q)). Q is the number of questions, and v is the mean of 2 v_q over
-the questions with several samples; t_95 and t_80 are quantiles of Student's t. This holds if the two runs draw their
-answers with independent noise. If both runs sample with the same noise, their answers to a question are correlated, and
-fewer questions suffice. Two cases have rules of their own: one sample per question (see `_noise`), and scores that
-never vary (see `needed`).
+-M with 80% power if M is at least the smallest true drop that the t test finds with 80% power (`smallest_drop`), plus
+what the bound is below that of t (`_reach`). For this drop v is the mean of 2 v_q over the questions with several
+samples. Near 0 and 1 few questions change between two runs. Their differences then have a large kurtosis, which adds to
+both parts of the sum.
+
+All this holds if the two runs draw their answers with independent noise. If both runs sample with the same noise, their
+answers to a question are correlated, and fewer questions suffice. Two cases have rules of their own: one sample per
+question (see `_noise`), and scores that never vary (see `needed`).
 
 The comparison takes its variance and its degrees of freedom from clusters, which are questions of one source. The plan
 does the same: if deviations in a cluster add up, v is larger than the mean of 2 v_q (see `_noise`), and the degrees of
@@ -20,18 +23,20 @@ import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvbench.compare.cell import Cell, Side
 from kvbench.compare.policy import Policy
 from kvbench.compare.words import few
 from kvbench.errors import bare
 from kvbench.report.stats import ALPHA, Clusters, fewest_clusters
-from kvbench.report.stats.power import POWER
+from kvbench.report.stats.power import POWER, smallest_drop
 
 SAMPLES = (1, 4, 8, 16, 32, 64)
 FEWEST = fewest_clusters(2 * ALPHA)
 MOST_QUESTIONS = 1_000_000
+MOST_SAMPLES = 100_000  # per question
+SKEWED = 1.5  # standard errors by which skewness lowers the bound of n clusters, times n / kurtosis (simulated)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,16 +61,28 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Noise:
-    """The variance between the samples of a question, averaged over questions.
+    """The noise of a question's samples, averaged over questions.
 
-    alone: this variance. clustered: the same, or more if the deviations of a cluster's questions add up. size: the size
-    of a question's cluster (`Clusters.mean_size`). source: see `Plan.source`.
+    alone: the variance between the samples of a question. clustered: the same, or more if the deviations of a cluster's
+    questions add up. squared: the square of a question's variance. fourth: the fourth power of a sample's deviation
+    from its question's mean. size: the size of a question's cluster (`Clusters.mean_size`). source: see `Plan.source`.
     """
 
     alone: float
     clustered: float
+    squared: float
+    fourth: float
     size: float
     source: str
+
+    def kurtosis(self, samples: int) -> float:
+        """Return the kurtosis of the questions' differences between two runs with this many samples per question: the
+        mean of their fourth powers divided by the squared mean of their squares."""
+        mean = (self.fourth + 3 * (samples - 1) * self.squared) / samples**3  # of the deviation of a question's mean
+        return (2 * mean + 6 * self.squared / samples**2) / (2 * self.alone / samples) ** 2 if self.alone else 0.0
+
+    def needed(self, margin: float, samples: int) -> int:
+        return needed(2 * self.clustered / samples, margin, self.size, self.kurtosis(samples), 1 / samples)
 
 
 def plans(side: Side, policy: Policy) -> Iterator[Plan]:
@@ -80,41 +97,49 @@ def plans(side: Side, policy: Policy) -> Iterator[Plan]:
             margin=margin,
             questions=there,
             variance=variance,
-            needed={k: needed(variance / k, margin, noise.size) for k in SAMPLES},
-            independent={k: needed(2 * noise.alone / k, margin) for k in SAMPLES},
-            samples=_samples(variance, margin, there, noise.size),
+            needed={k: noise.needed(margin, k) for k in SAMPLES},
+            independent={k: replace(noise, clustered=noise.alone, size=1.0).needed(margin, k) for k in SAMPLES},
+            samples=_samples(noise, margin, there),
             source=noise.source if variance else "none",
         )
 
 
-def needed(variance: float, margin: float, size: float = 1.0) -> int:
+def needed(variance: float, margin: float, size: float, kurtosis: float, step: float) -> int:
     """Return how many questions are needed to show "no worse than the margin" with 80% power; at least 5 clusters.
 
-    variance: the variance of a question's difference between two runs. size: how many questions a cluster has. If the
-    variance is 0, no score varies. The result is then the number of questions whose unchanged scores suffice to show
-    that scores fall on at most the share `margin` of all questions. A result above `MOST_QUESTIONS` means only that
-    more than `MOST_QUESTIONS` are needed.
+    variance, kurtosis: of a question's difference between two runs. size: how many questions a cluster has. step: by
+    how much one sample changes the mean score of its question. If the variance is 0, no score varies. The result is
+    then the number of questions whose unchanged scores suffice to show that scores fall on at most the share `margin`
+    of all questions. A result above `MOST_QUESTIONS` means only that more than `MOST_QUESTIONS` are needed.
     """
-    fewest = math.ceil(FEWEST * size)
+    fewest, unchanged = math.ceil(FEWEST * size), math.ceil(-math.log(ALPHA) / margin * size)
     if variance == 0:  # no score varies: bound the share of all questions that may differ
-        return max(fewest, math.ceil(-math.log(ALPHA) / margin * size))
+        return max(fewest, unchanged)
+    # With fewer questions, all scores are equal in more than 20% of comparisons, which then need as many as above.
+    fewest = max(fewest, min(unchanged, math.ceil(-math.log(1 - POWER) * kurtosis * size)))
     # The margin that n questions show falls as n grows. If no count suffices, the result is above MOST_QUESTIONS.
     counts = range(fewest, MOST_QUESTIONS + 1)
-    return fewest + bisect_left(counts, True, key=lambda n: _reach(n / size) * math.sqrt(variance / n) <= margin)
+    return fewest + bisect_left(counts, True, key=lambda n: _reach(n, variance, size, kurtosis, step) <= margin)
 
 
-def _samples(variance: float, margin: float, questions: int, size: float) -> int | None:
-    if questions < FEWEST * size or (variance == 0 and questions < needed(variance, margin, size)):
-        return None
-    return max(1, math.ceil(variance * (_reach(questions / size) / margin) ** 2 / questions))
+def _samples(noise: _Noise, margin: float, questions: int) -> int | None:
+    counts = range(1, MOST_SAMPLES + 1)
+    found = 1 + bisect_left(counts, True, key=lambda samples: noise.needed(margin, samples) <= questions)
+    return found if found <= MOST_SAMPLES else None
 
 
-def _reach(clusters: float) -> float:
+def _reach(questions: int, variance: float, size: float, kurtosis: float, step: float) -> float:
     """Return the smallest margin M for which a comparison of two runs without a true difference shows "no worse than
-    M" with 80% power. M is in standard errors of the difference between the runs."""
-    from scipy.special import stdtrit
+    M" with 80% power. For the arguments see `needed`.
 
-    return float(stdtrit(clusters - 1, 1 - ALPHA) + stdtrit(clusters - 1, POWER))
+    n clusters of which few changed have the mean difference of about n / kurtosis questions, with a standard error
+    that varies more than for normal data. The bound is lower than that of t by a fall of one sample in one more cluster
+    and by the skewness that chance gives to the differences, in the tables whose scores fell by chance.
+    """
+    clusters, se = questions / size, math.sqrt(variance / questions)
+    tail = max(0.0, kurtosis - 3) / (4 * clusters)  # as in `tail_of`
+    drop = smallest_drop(se, clusters - 1, alpha=2 * ALPHA, tail=tail)
+    return drop + step / clusters + SKEWED * kurtosis / clusters * se
 
 
 def _noise(cell: Cell) -> _Noise | None:
@@ -128,7 +153,7 @@ def _noise(cell: Cell) -> _Noise | None:
     If every question has one sample, the variance is unknown. Its upper limit p (1 - p), where p is the mean score,
     takes its place; for `clustered`, the variance of the scores with clusters does if it is larger.
     """
-    means, sources, variances = [], [], []
+    means, sources, variances, fourths = [], [], [], []
     sums: dict[tuple[str, int], float] = defaultdict(float)  # by cluster and sample
     for question in cell.questions.values():
         scores = {sample: score for sample, score in enumerate(question.scores) if score is not None}
@@ -139,23 +164,28 @@ def _noise(cell: Cell) -> _Noise | None:
         sources.append(question.cluster)
         if (others := len(scores) - 1) > 0:
             variances.append(math.fsum((score - mean) ** 2 for score in scores.values()) / others)
+            fourths.append(math.fsum((score - mean) ** 4 for score in scores.values()) / others)
             for sample, score in scores.items():
                 sums[question.cluster, sample] += (score - mean) / math.sqrt(others)
     if not means:
         return None
     groups = Clusters.make(sources, len(sources))
+    source = "samples" if variances else "mean score"
     if variances:
         alone = math.fsum(variances) / len(variances)
         together = math.fsum(value**2 for value in sums.values()) / len(variances)
     else:
         whole = math.fsum(means) / len(means)
         alone = whole * (1 - whole)
+        variances, fourths = [alone], [alone * (1 - 3 * alone)]
         together = _variance(means, groups)
     return _Noise(
         alone=alone,
         clustered=max(alone, together) if groups.count < len(means) else alone,
+        squared=math.fsum(variance**2 for variance in variances) / len(variances),
+        fourth=math.fsum(fourths) / len(fourths),
         size=groups.mean_size,
-        source="samples" if variances else "mean score",
+        source=source,
     )
 
 

@@ -178,7 +178,7 @@ def _questions(key: Key, rows: Rows, headline: str) -> Iterator[tuple[str, Quest
     names = ("doc_id", "cluster_id", "status", "stop_reason", "prompt_sha256", "output_sha256")
     texts = {name: rows.text(name).list() for name in names}
     asked = {name: rows.number(name) for name in ASKED}
-    entries = [rows.number(name) for name in ENTRIES[:-1]] + [rows.number("budget") + rows.number("interval")]
+    entries = [*(rows.number(name) for name in ENTRIES[:-1]), _bounds(rows)]
     scores, tokens, silent = (rows.number(name) for name in (headline, "output_tokens", "no_answer"))
     places: dict[str, dict[int, int]] = {}
     for place, (question, sample) in enumerate(zip(texts["doc_id"], _samples(key, rows))):
@@ -216,6 +216,15 @@ def _questions(key: Key, rows: Rows, headline: str) -> Iterator[tuple[str, Quest
                 entries=tuple(_most(column[there]) for column in entries),
             ),
         )
+
+
+def _bounds(rows: Rows) -> Floats:
+    """Return the last of the three numbers `ENTRIES` of each row; NaN: none."""
+    import numpy as np
+
+    shares = rows.number("budget_share")
+    anew = np.array([(mode or "").startswith("reset") for mode in rows.text("multi_turn_cache").list()], bool)
+    return np.where(anew & (shares == shares), np.nan, rows.number("budget") + rows.number("interval"))
 
 
 def _samples(key: Key, rows: Rows) -> list[int]:

@@ -78,6 +78,7 @@ class Comparison(Report):
             notes.append(f"Differs, and may change the last bits of logits: {'; '.join(surroundings)}.")
         if self.outcome.extra:
             notes.append(f"In NEW only: {words.few(bare(key.cell) for key in self.outcome.extra)}.")
+        notes += words.one_stage(self.outcome)
         notes += words.decisions(self.outcome)
         return [
             *notes,
@@ -94,6 +95,7 @@ class Comparison(Report):
             "summary": words.summary(outcome),
             "failures": [{"critical": critical, "why": why} for critical, why in words.failures(outcome)],
             "undecided": list(words.undecided(outcome)),
+            "one_stage": list(words.one_stage(outcome)),
             "unused": list(words.unused(outcome)),
             "decisions": list(words.decisions(outcome)),
             "differs": [{"class": kind, "what": what} for kind, what in words.differing(outcome)],

@@ -76,13 +76,14 @@ def _counted(found: Regression) -> str:
 
 
 def failures(outcome: Outcome) -> Iterator[tuple[bool, str]]:
-    """Yield (critical, sentence) for each cell that fails and, with --strict, for each undecided critical cell and
-    each unfinished run of NEW. `undecided` says more about undecided cells."""
+    """Yield (critical, sentence) for each cell that fails and, with --strict, for each critical cell that lacks a
+    decision and each unfinished run of NEW. `undecided` says more about undecided cells."""
     for one in outcome.judged:
         if one.reasons:
             yield one.critical, f"{name(one, outcome)}: {fails(one)}"
         elif is_failing(one, outcome):
-            yield True, f"{name(one, outcome)}: undecided, and --strict requires a decision."
+            needed = "the second run" if one.again else "a decision"
+            yield True, f"{name(one, outcome)}: undecided, and --strict requires {needed}."
     for run, progress in outcome.wanting.items():
         yield True, f"{unfinished(run, progress)} --strict requires all rows."
 
@@ -126,6 +127,16 @@ def _could_see(one: Judged) -> str:
     points = 100 * one.drop
     size = f"{points:.1f}".rstrip("0").rstrip(".") if points < 10 else f"{points:.0f}"
     return f"{count} cannot show a drop smaller than {size} points at 80% power."
+
+
+def one_stage(outcome: Outcome) -> Iterator[str]:
+    """Yield a sentence on the cells that --two-stage tests in one stage, because seeds repeat answers."""
+    cells = [one for one in outcome.judged if outcome.stages > 1 and one.tested and one.tested.repeats]
+    if cells:
+        yield (
+            f"--two-stage tests {few(name(one, outcome) for one in cells)} in one stage, at 5%: another seed gives the "
+            "same answers."
+        )
 
 
 def second_run(outcome: Outcome) -> str:
@@ -202,7 +213,7 @@ def fails(one: Judged) -> str:
 
 def is_failing(one: Judged, outcome: Outcome) -> bool:
     """Return whether this cell makes the comparison fail."""
-    return one.critical and bool(one.code or (outcome.policy.strict and one.verdict == "undecided"))
+    return (one.critical and one.code > 0) or outcome.lacks_decision(one)
 
 
 def summary(outcome: Outcome) -> str:

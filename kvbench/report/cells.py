@@ -53,7 +53,7 @@ class ScoreCell:
     others: dict[str, float]  # mean over questions of each score column
     floor: float
     pass_at: dict[int, float]  # pass@k by k, see `_pass_at`; empty if a question has one sample only
-    maj: float  # mean score of the questions' most frequent answers; NaN with one sample or without extracted answers
+    maj: float  # mean score of the questions' most frequent answers; NaN with one sample or without answers to vote for
     samples: int  # number of samples that neither failed nor wait for a score
     failed: int
     unscored: int  # answers that wait for a score
@@ -157,7 +157,11 @@ def make_cell(
     by_question: dict[str, list[float]],
     clusters: Mapping[str, str],
     unfinished: Mapping[str, str],
+    *,
+    votes: bool = True,
 ) -> ScoreCell:
+    """Return the cell of these rows. votes: whether samples can vote for an answer: a text that several of them may
+    share, and no program or rating."""
     status = rows.text("status")
     ok, unscored = rows.where(status.is_one_of("ok")), int(status.is_one_of("unscored").sum())
     answers = answered(rows)
@@ -172,7 +176,7 @@ def make_cell(
         others={column: question_mean(rows.scores(column)) for column in SCORES},
         floor=mean(ok.number("floor")),
         pass_at=_pass_at(ok),
-        maj=_majority(ok),
+        maj=_majority(ok) if votes else math.nan,
         samples=len(ok),
         failed=len(rows) - len(ok) - unscored,
         unscored=unscored,

@@ -43,6 +43,7 @@ from kvbench.report.cells import (
 from kvbench.report.layers import Layer, evictable_note, evictable_share, later_tokens, layers_of
 from kvbench.report.load import Group, Loaded
 from kvbench.report.rows import Rows
+from kvbench.task import Task
 from kvbench.taskkit.names import get_task
 
 UNEVEN = 0.25  # cells whose loads per core differ by more get a warning about their speeds
@@ -113,11 +114,12 @@ def _table(
     layers: Callable[[], Mapping[str, Sequence[Layer] | None]],
 ) -> TaskTable:
     rows, headline, clusters = group.rows, headline_of(group.task), clusters_of(group.rows)
+    votes = _votes(group.task)
     found = list(cells_of(rows, shared))
     parts = [part for _, _, part in found]
     scores = [part.scores(headline) for part in parts]
     made = [
-        make_cell(method, budget, part, by_question, clusters, unfinished)
+        make_cell(method, budget, part, by_question, clusters, unfinished, votes=votes)
         for (method, budget, part), by_question in zip(found, scores)
     ]
     cells = _ratios(_compare(made, scores, clusters, baseline), scores, parts)
@@ -134,10 +136,21 @@ def _table(
 
 def headline_of(task: str) -> str:
     """Return the column of a task's main score; "score" for a task that is not installed."""
+    known = _installed(task)
+    return known.headline if known else "score"
+
+
+def _votes(task: str) -> bool:
+    """Return whether samples can vote for an answer (`make_cell`); True for a task that is not installed."""
+    known = _installed(task)
+    return not known or not known.needs & {"code", "judge"}
+
+
+def _installed(task: str) -> Task | None:
     try:
-        return get_task(task).headline
+        return get_task(task)
     except KVBenchError:
-        return "score"
+        return None
 
 
 def _compare(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,15 @@ def test_a_side_survives(saved) -> None:
     path, kept = saved
     assert baseline.read(path).cells == kept.cells
     assert baseline.read(path).sources == kept.sources
+
+
+def test_a_cell_of_many_shards_survives(side, rows, tmp_path: Path) -> None:
+    """A cell states the names of all runs that have its rows."""
+    one = side("a", rows([1.0]))
+    names = ", ".join(f"nightly-qwen3-4b-{number}-of-999" for number in range(1, 1000))
+    cells = {key: replace(cell, run=names) for key, cell in one.cells.items()}
+    baseline.write(tmp_path / "b.json", replace(one, cells=cells))
+    assert baseline.read(tmp_path / "b.json").cells == cells
 
 
 def test_a_file_is_small(side, rows, tmp_path: Path) -> None:

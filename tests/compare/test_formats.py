@@ -6,6 +6,7 @@ import json
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from kvbench.compare import flips, planning, words
@@ -17,6 +18,7 @@ from kvbench.compare.policy import Policy, Rule
 from kvbench.compare.reading import read_runs
 from kvbench.compare.tables import Comparison
 from kvbench.report.render import FORMATS
+from kvbench.report.stats import regression
 
 EVIL = "<script>alert(1)</script>|x`::error::boo\x1b[31m\u202e\r\n::stop-commands::x%0A]]>"
 OTHER = {"method_source": "bbbb"}
@@ -114,8 +116,8 @@ def test_a_reason_beside_equal_answers_is_in_the_tables(side, rows) -> None:
 
 
 def test_a_plan_beyond_its_cap_says_so() -> None:
-    assert needed(0.5, 1e-6) == MOST_QUESTIONS + 1
-    assert needed(0.5, 0.05) == 1239
+    assert needed(0.5, 1e-6, 1.0, 2.0, 1.0) == MOST_QUESTIONS + 1
+    assert 1239 <= needed(0.5, 0.05, 1.0, 2.0, 1.0) <= 1300  # at least as many as t alone needs
     most = dict.fromkeys(SAMPLES, MOST_QUESTIONS + 1)
     plan = Plan(
         cell="c",
@@ -178,6 +180,24 @@ def test_a_plan_without_spread_says_so(side: Callable, rows: Callable) -> None:
         said = {"none": "No spread: gkv at 48", "mean score": "One sample per question: gkv at 48"}.get(source, "")
         assert len(planning.notes([plan])) == bool(said)
         assert said in planning.text([plan])
+
+
+@pytest.mark.parametrize(("uneven", "samples", "margin"), [(0.04, 4, 0.05), (0.04, 1, 0.05), (0.5, 8, 0.05)])
+def test_as_many_questions_as_planned_suffice(uneven: float, samples: int, margin: float, side, rows) -> None:
+    """A share of the questions is right half of the time, the others always."""
+    draw = np.random.default_rng(0)
+
+    def scores(questions: int, samples: int) -> np.ndarray:
+        chance = np.where(np.arange(questions) < uneven * questions, 0.5, 1.0)
+        return draw.binomial(1, draw.permutation(chance)[:, None], (questions, samples)).astype(float)
+
+    [plan] = planning.plans(side("a", rows(scores(200, 32).tolist())), Policy(margin=margin))
+    passed = 0
+    for _ in range(100):
+        chance = np.where(draw.random(plan.needed[samples]) < uneven, 0.5, 1.0)[:, None]
+        both = (draw.binomial(1, chance, (len(chance), samples)) for _ in range(2))
+        passed += regression(*both, permutations=2).low > -margin
+    assert passed >= 68  # three standard errors below 80
 
 
 def clustered(made: list[dict], size: int = 6) -> list[dict]:

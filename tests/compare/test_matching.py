@@ -78,6 +78,19 @@ def test_a_map_takes_options_as_a_run_does(side, rows) -> None:
         compare(base, new, NONE, parse_map(["gkv=gkv(lambda=0)"]))
 
 
+@pytest.mark.parametrize(("old", "new"), [("gkv", "gkv(window=8)"), ("gkv(window=8)", "gkv")])
+def test_a_method_alone_is_its_cell_with_the_default_options(old, new, side, rows) -> None:
+    """One run has the method with and without an option; --map compares the two."""
+    run = side("a", rows(SCORES), rows(SCORES, options={"window": 8}), rows(SCORES, method="h2o"))
+    outcome = compare(run, run, NONE, parse_map([f"{old}={new}"]))
+    pairs = [(pair.base.key.method, pair.new.key.method) for one in outcome.judged for pair in one.pairs]
+    assert sorted(pairs) == sorted([(old, new), ("h2o", "h2o")])
+    assert [[key.method for key in keys] for keys in outcome.aside] == [[new], [old]]
+    variants = side("b", rows(SCORES, options={"window": 8}), rows(SCORES, options={"window": 4}))
+    with pytest.raises(UserError, match="two cells of 'b' the same name"):
+        compare(variants, variants, NONE, parse_map(["gkv=mine"]))
+
+
 def test_a_map_crosses_an_option_that_the_installed_method_no_longer_has(side, rows) -> None:
     base, new = side("a", rows(SCORES, options={"old": 1})), side("b", rows(SCORES, options={"lam": 0.0}))
     outcome = compare(base, new, NONE, parse_map(["gkv(old=1)=gkv(lam=0)"]))

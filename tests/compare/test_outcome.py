@@ -272,28 +272,6 @@ def test_the_first_character_that_differs_is_named(make_run, rows) -> None:
     assert "and 'X\\x1b[31m'" in reason
 
 
-def test_two_stages_need_both_seeds(side, rows) -> None:
-    base = side("a", rows(drawn(0.6)), rows(drawn(0.6, seed=5), seed=1))
-    fell, fell_again, steady = drawn(0.5, seed=1), drawn(0.45, seed=2), drawn(0.75, seed=6)
-    first = side("b", rows(fell, **OTHER))
-    pending = compare(base, first, NONE, stages=2)
-    assert verdicts(pending) == {"gkv": "undecided"}
-    assert pending.judged[0].again
-    assert pending.exit_code == 0
-    assert "--seed 1" in next(iter(words.undecided(pending)))
-    assert compare(base, first, Policy(strict=True), stages=2).exit_code == 5
-    both = compare(base, side("c", rows(fell, **OTHER), rows(fell_again, seed=1, **OTHER)), NONE, stages=2)
-    assert verdicts(both) == {"gkv": "worse"}
-    assert len(both.judged) == 1
-    assert both.exit_code == 5
-    [stages] = [one.tested.stages for one in both.judged]
-    assert both.judged[0].p == pytest.approx(max(stage.p for stage in stages) ** 2)
-    cleared = compare(base, side("d", rows(fell, **OTHER), rows(steady, seed=1, **OTHER)), NONE, stages=2)
-    assert verdicts(cleared) == {"gkv": "undecided"}
-    assert not cleared.judged[0].again
-    assert cleared.exit_code == 0
-
-
 def test_the_order_of_questions_changes_nothing(side, rows) -> None:
     base, new = rows(drawn(0.6)), rows(drawn(0.5, seed=1), **OTHER)
     order = np.random.default_rng(0).permutation(len(base)).tolist()

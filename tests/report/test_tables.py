@@ -391,6 +391,8 @@ def test_pass_at_k_and_majority_over_samples(make_run: Callable, rows: Callable)
     assert gkv.pass_at[4] == pytest.approx(2 / 3)
     assert gkv.maj == pytest.approx(1 / 3)
     assert cell(one(make_run("r2", [made[0], *made[4:]])), "gkv", 48).pass_at == {}
+    programs = [row | {"task": "livecodebench"} for row in made]
+    assert math.isnan(cell(one(make_run("r3", programs)), "gkv", 48).maj)
 
 
 def test_a_share_is_one_cell_whatever_it_means_for_each_prompt(make_run: Callable, rows: Callable) -> None:

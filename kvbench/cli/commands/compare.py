@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kvbench.compare.policy import Policy
 
 EPILOG = """Exit code: 0 pass; 5 a regression; 4 cells or scores missing; 2 not comparable. Undecided cells pass with a
-warning, and fail with --strict.
+warning, and fail with --strict (before the second of two stages, only if the first finds a drop).
 
 Examples:
   kvbench compare main today
@@ -215,8 +215,8 @@ def _say(outcome: Outcome, *, quiet: bool) -> None:
         for run in side.unfinished.items():
             if side is outcome.base or not outcome.wanting:  # else it is a failure below
                 terminal.warning(_plain(words.unfinished(*run)))
-    for line in words.unused(outcome):
-        terminal.warning(line)
+    for line in (*words.unused(outcome), *words.one_stage(outcome)):
+        terminal.warning(_plain(line))
     for kind, what in words.differing(outcome):
         if kind == "surroundings":
             terminal.warning(_plain(f"{what}; the last bits of logits may differ too."))

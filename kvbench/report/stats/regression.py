@@ -6,11 +6,15 @@
     found.drop(0.05)                   # the smallest true drop that the test finds with 80% power
 
 A one-sided test at level a is a two-sided test at level 2a. The test is therefore `paired`, which treats clusters, few
-questions and equal differences as in a report. Two lower bounds are computed here. If all differences are equal, the
-bound is a report's (3 / Q at 95%), which is one-sided in a report too. The bound of a t test has two corrections. One
-is for skewness (Hall 1992): if a drop is real, questions that are nearly always right hardly change and others fall
-far. Without this correction, the t bound would pass a drop as large as the margin in 6 to 8% of tables instead of 5%.
-The other correction is for continuity, which matters with one sample per question.
+questions and equal differences as in a report. The lower bounds are computed here:
+
+- If all differences are equal, the bound is a report's (3 / Q at 95%), which is one-sided in a report too.
+- The bound of a t test has two corrections. One is for skewness (Hall 1992): if a drop is real, questions that are
+  nearly always right hardly change and others fall far. Without this correction, the t bound would pass a drop as large
+  as the margin in 6 to 8% of tables instead of 5%. The other correction is for continuity.
+- If few questions changed, t says little. `_free_low` then limits the bound: from above for an unseen fall of one
+  sample, from below for an unseen fall of a whole question. With one sample per question the two limits are equal, so
+  the bound falls with every further lost answer, and is Clopper and Pearson's if answers only got lost.
 
 The versions may be tested in two stages: one test with one seed, and a second test with another seed. The two stages
 together reject at level a if each of them rejects at sqrt(a); `both` combines their two p-values into one.
@@ -21,7 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvbench.report.stats.clusters import Clusters
 from kvbench.report.stats.compare import ALPHA, Paired, paired
@@ -30,10 +34,13 @@ from kvbench.report.stats.power import POWER
 from kvbench.report.stats.samples import Scores, question_means
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from kvbench.report.stats.samples import Floats
 
 HALF = 0.5  # continuity correction: this share of the step by which one sample changes the mean
 HIDDEN = 2.0  # factor for the skewness, of which few questions show only a part: with 2 the bound holds (simulated)
+LEAST_ROOT = 0.4  # smallest cube root in Hall's transformation; nearer to 0 the bound would rise as questions fall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +72,11 @@ def regression(
     found = paired(new, base, clusters=clusters, level=1 - 2 * ALPHA, permutations=permutations, seed=seed)
     low, groups = found.low, Clusters.make(clusters, len(new))
     if found.test == "t":
-        diffs = question_means(new) - question_means(base)
-        low = _skewed_low(found, groups.residuals(diffs)) - HALF / sum(map(len, new))
+        before, now, step = question_means(base), question_means(new), len(new) / sum(map(len, new))
+        low = max(-1.0, _skewed_low(found, groups.residuals(now - before)) - HALF * step / len(new))
+        if _are_shares(before) and _are_shares(now):
+            low = _free_low(now - before, groups, step, -1.0, low) if step < 1 else -1.0
+            low = _free_low(now - before, groups, 1.0, low, 1.0)
     elif found.test == "equal differences" and found.low < found.diff:  # scores in [0, 1]; `unseen` is one-sided
         low = found.diff - unseen(groups, 1 - ALPHA) * (1 + found.diff)
     p, p_sign_flip = (_one_sided(p, found) for p in (found.p, found.p_sign_flip))
@@ -86,6 +96,10 @@ def _one_sided(p: float, found: Paired) -> float:
     return p / 2 if found.diff < 0 else 1 - p / 2
 
 
+def _are_shares(means: Floats) -> bool:
+    return bool(means.min() >= 0 and means.max() <= 1)
+
+
 def _skewed_low(found: Paired, residuals: Floats) -> float:
     """Return the lower bound of the mean difference. If the differences have a long lower tail, the bound comes from
     Hall's transformation of t, otherwise from t. residuals: one per cluster."""
@@ -93,9 +107,55 @@ def _skewed_low(found: Paired, residuals: Floats) -> float:
 
     n, critical = found.clusters, float(stdtrit(found.df, 1 - ALPHA))
     third, second = float((residuals**3).mean()), float((residuals**2).mean())
-    skew = HIDDEN * third / second**1.5 * math.sqrt(n * (n - 1)) / (n - 2)
+    skew = HIDDEN * third / second**1.5 * math.sqrt(n - 1) / (n - 2)  # divided by the root of n
     if skew > -1e-9:
         return found.low
-    return found.diff - found.se * math.sqrt(n) * 3 / skew * (
-        math.cbrt(1 + skew * (critical - skew / (6 * math.sqrt(n))) / math.sqrt(n)) - 1
-    )
+    skew = max(skew, 3 * critical - math.sqrt(9 * critical**2 + 6 * (1 - LEAST_ROOT**3)))
+    return found.diff - found.se * 3 / skew * (math.cbrt(1 + skew * (critical - skew / 6)) - 1)
+
+
+def _free_low(diffs: Floats, groups: Clusters, fall: float, least: float, most: float) -> float:
+    """Return Gaffke's (2005) lower bound of the mean difference, limited to the interval from `least` to `most`. The
+    bound assumes only that no question can fall by more than `fall`.
+
+    One more cluster joins the observed clusters. Its questions all fell by `fall`, and its size is that of a question's
+    cluster. The clusters then get random weights; all weights with the sum 1 are equally probable. The bound is the 5%
+    quantile of the weighted mean.
+    """
+    import numpy as np
+    from scipy.optimize import brentq
+
+    sums = np.append(groups.sums(diffs), -fall * groups.mean_size)
+    sizes = np.append(groups.sizes, groups.mean_size)
+    (sums, sizes), counts = np.unique(np.round([sums, sizes], 9), axis=1, return_counts=True)
+
+    def excess(mean: float) -> float:
+        return _chance_below(sums - mean * sizes, counts) - ALPHA
+
+    if excess(least) >= 0:
+        return least
+    return most if excess(most) <= 0 else float(brentq(excess, least, most, xtol=1e-7))
+
+
+def _chance_below(values: Floats, counts: NDArray[Any]) -> float:
+    """Return the probability that a sum of independent exponential variables, each times its value, is below 0. counts:
+    how often each value occurs.
+
+    The probability is the integral of the sum's moment generating function, divided by the argument, along a vertical
+    line left of 0. Every line on which the function exists gives the same result. The line here is near the saddle
+    point, where 100 points are enough.
+    """
+    import numpy as np
+    from scipy.integrate import trapezoid
+
+    if values.min() >= 0 or values.max() <= 0:
+        return float(values.max() <= 0)
+    left, right = 1 / values.min(), 0.0
+    for _ in range(25):  # bisection for the saddle point: there the derivative of the function's logarithm is 0
+        line = (left + right) / 2
+        left, right = (left, line) if (counts * values / (1 - values * line)).sum() > 0 else (line, right)
+    width = (counts * (values / (1 - values * line)) ** 2).sum() ** -0.5
+    steps = np.linspace(0, 8, 101)
+    points = line + 1j * width * np.sinh(steps)
+    heights = np.exp(-(np.log(1 - np.outer(points, values)) @ counts)) / points
+    return float(-trapezoid(heights.real * width * np.cosh(steps), steps) / math.pi)

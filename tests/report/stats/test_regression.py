@@ -59,7 +59,43 @@ def test_the_bound_is_lower_where_few_questions_fall_far() -> None:
     fell = regression([[1.0]] * 30, [[0.0]] * 2 + [[1.0]] * 27 + [[0.9]])
     rose = regression([[0.0]] * 30, [[1.0]] * 2 + [[0.0]] * 27 + [[0.1]])
     assert fell.low < fell.paired.low
-    assert rose.low == pytest.approx(rose.paired.low - 0.5 / 30)
+    assert rose.low < rose.paired.low
+
+
+@pytest.mark.parametrize("questions", [6, 24, 500, 1319])
+def test_the_bound_of_lost_answers_is_exact_and_falls(questions: int) -> None:
+    lost = range(1, min(questions, 20))
+    lows = [regression([[1.0]] * questions, [[0.0]] * f + [[1.0]] * (questions - f), permutations=2).low for f in lost]
+    exact = [-scipy_stats.beta.ppf(0.95, f + 1, questions - f) for f in lost]
+    assert lows == pytest.approx(exact, abs=1e-5)
+    assert lows == sorted(lows, reverse=True)
+    few = [[1.0, 1.0, 1.0, 0.0]] * questions  # one of four samples is lost, of more and more questions
+    quarters = [regression([[1.0] * 4] * questions, few[:f] + [[1.0] * 4] * (questions - f)).low for f in lost]
+    assert questions < 30 or quarters == sorted(quarters, reverse=True)
+
+
+def test_the_bound_holds_where_few_questions_change_in_both_directions() -> None:
+    """Of 60 questions f are lost and g won: a table of bounds, and the probability of those above the true mean."""
+    lost, won = np.meshgrid(np.arange(16), np.arange(10), indexing="ij")
+    bounds = np.array([
+        regression([[1.0]] * (60 - g) + [[0.0]] * g, [[0.0]] * f + [[1.0]] * (60 - f), permutations=2).low
+        for f, g in zip(lost.flat, won.flat)
+    ]).reshape(lost.shape)  # fmt: skip
+    for loses, wins in ((2, 0.5), (3, 0), (3.5, 0.5), (4, 1), (5, 0.2), (6, 2)):
+        chances = (loses / 60, wins / 60, 1 - (loses + wins) / 60)
+        seen = scipy_stats.multinomial.pmf(np.stack([lost, won, 60 - lost - won], -1), 60, chances)
+        assert seen[bounds > chances[1] - chances[0] + 1e-9].sum() <= 0.05
+
+
+@pytest.mark.parametrize(("a", "b", "samples", "drop"), [(0.3, 9, 2, 0.01), (9, 0.3, 2, 0.02), (9, 0.3, 32, 0.02)])
+def test_the_bound_holds_near_0_and_1(a: float, b: float, samples: int, drop: float) -> None:
+    """Every question falls by the same share of its score, or of its distance to 0."""
+    draw, above = np.random.default_rng(4), 0
+    for _ in range(PAIRS):
+        base = draw.beta(a, b, 30)
+        scores = (draw.binomial(1, p[:, None], (30, samples)) for p in (base, base * (1 - drop * (a + b) / a)))
+        above += regression(*scores, permutations=2).low > -drop
+    assert above / PAIRS <= 0.05 + 2 * math.sqrt(0.05 * 0.95 / PAIRS)
 
 
 def test_two_stages_have_the_level_of_one() -> None:
