@@ -97,7 +97,7 @@ def join(
         for text in (*folder.notices, *notices):
             say(text)
         known = {key: _Known.of(entry) for key, entry in folder.content().entries.items()}
-        with folder.journal() as journal:
+        with folder.journal(again="join again") as journal:
             parts = tuple(_add(shard, known, journal, say) for shard in shards)
         folder.seal()
     here = {shard.shard for shard in shards}

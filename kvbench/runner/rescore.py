@@ -54,8 +54,10 @@ def rescore(
     *,
     wanted: Callable[[Entry], bool],
     progress: Progress,
+    again: str | None = None,
 ) -> Rescored:
-    """Score those stored answers of a run for which `wanted` is true. works: the run's tasks by name.
+    """Score those stored answers of a run for which `wanted` is true. works: the run's tasks by name. again: as for
+    `Journal`.
 
     Raises SetupError if the judge's server refuses the API key, or if no scoring process starts. Scores that were
     written before the error stay saved.
@@ -67,7 +69,7 @@ def rescore(
     progress.begin(len(chosen), 0)
     mismatched = 0
     try:
-        with TextReader(folder.path) as reader, folder.journal() as journal, ScorePool(workers=2) as pool:
+        with TextReader(folder.path) as reader, folder.journal(again=again) as journal, ScorePool(workers=2) as pool:
             scoring, full = _Scoring(works, journal, pool, progress), _Baselines(entries, reader)
             try:
                 for job in _jobs(chosen, works, reader):

@@ -112,10 +112,11 @@ class RunFolder:
         self._done_before = len(done)
         return done
 
-    def journal(self) -> Journal:
-        """Return a journal that writes to a new segment, a file that only this process writes."""
+    def journal(self, *, again: str | None = None) -> Journal:
+        """Return a journal that writes to a new segment, a file that only this process writes. again: as for
+        `Journal`."""
         before = len(self.done_keys()) if self._done_before is None else self._done_before
-        return Journal(self.path, rows_before=before)
+        return Journal(self.path, rows_before=before, again=again)
 
     def seal(self) -> dict[str, Any]:
         """Make rows.parquet, texts.parquet and seal.json from the journal. Returns the content of seal.json."""

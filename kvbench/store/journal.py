@@ -49,15 +49,17 @@ class Journal:
     """Appends rows to a new segment of the run's journal.
 
     `rows_before`: the number of finished rows in earlier segments; error messages state the sum of this number and the
-    rows saved by this object. None: error messages state no number, because other processes save rows, too.
+    rows saved by this object. None: error messages state no number, because other processes save rows, too. `again`:
+    how error messages tell the user to go on, such as "join again"; None: with `kvbench run --resume`.
     """
 
-    def __init__(self, run_dir: Path, *, rows_before: int | None = 0) -> None:
+    def __init__(self, run_dir: Path, *, rows_before: int | None = 0, again: str | None = None) -> None:
         self.run_dir = run_dir
         self.segment: Path | None = None  # made with the first row, so that an idle writer leaves no file
         self.saved = 0  # rows that this object has reported as safe
         self.slowest_flush = 0.0  # seconds
         self._rows_before = rows_before
+        self._again = again
         self._fd = -1
         self._end = 0  # bytes of the complete records in the segment
         self._waiting: list[str] = []  # keys of the rows written since the last commit began
@@ -218,7 +220,7 @@ class Journal:
             count = self._count(f", {_are(self._unsaved())} not")
             raise SetupError(
                 f"{quote(self.run_dir)} or its journal was moved or deleted during the run{count}. "
-                f"Put it back, then continue with {resume_command(self.run_dir)}."
+                f"Put it back, then {self._advice()}."
             )
 
     def _count(self, rest: str = "") -> str:
@@ -230,8 +232,11 @@ class Journal:
         self.failed = True
         raise SetupError(
             f"cannot write in {quote(self.run_dir)} ({reason(error)}){self._count()}. "
-            f"{remedy(error).capitalize()}, then continue with {resume_command(self.run_dir)}."
+            f"{remedy(error).capitalize()}, then {self._advice()}."
         ) from error
+
+    def _advice(self) -> str:
+        return self._again or f"continue with {resume_command(self.run_dir)}"
 
 
 def _are(rows: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from kvbench.errors import KVBenchError, RunInUseError, SetupError, UserError
 from kvbench.runner.join import Joined, join
 from kvbench.runner.shard import Shard
 from kvbench.runner.shard_folder import common_name, read_shards
-from kvbench.store import RunFolder, manifest, read_run
+from kvbench.store import RunFolder, journal, manifest, read_run
 from kvbench.store.journal import encode
 from kvbench.store.recovery import decode, read_journal
 
@@ -190,6 +191,17 @@ def edit(folder: Path) -> None:
 def link(path: Path) -> None:
     os.rename(path, path.parent.parent / "moved.json")
     path.symlink_to(path.parent.parent / "moved.json")
+
+
+def test_after_a_full_disk_the_same_command_goes_on(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(journal, "_datasync", full)
+        with pytest.raises(SetupError, match=r"no space left on device\).*\. Free space, then join again\.$"):
+            joined(out)
+    assert joined(out).statuses.total() == ROWS
 
 
 def test_shards_of_other_versions_are_joined_when_asked(out: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shlex
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from kvbench.config.run_config import Grid, MethodChoice, RunConfig
 from kvbench.errors import SetupError
 from kvbench.runner import run_plan
 from kvbench.runner.execute import execute
-from kvbench.store import read_run
+from kvbench.store import journal, read_run
 from kvbench.store.reading import read_texts
 from kvbench.task import Score
 from kvbench.taskkit.synthetic_task import SyntheticTask
@@ -43,6 +45,17 @@ def ungraded(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(SyntheticTask, "score", REAL)
     assert dict(result.failed) == {"grader_error": 6}
     return result.run_dir
+
+
+def test_after_a_full_disk_the_answers_are_scored_again(ungraded, monkeypatch, capsys):
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(journal, "_datasync", full)
+        assert main(["score", str(ungraded)]) == 3
+    assert "(no space left on device): 6 rows are saved. Free space, then score again." in capsys.readouterr().err
+    assert main(["score", str(ungraded), "-q"]) == 0
 
 
 def test_a_resumed_run_scores_what_a_grader_left_without_generating(ungraded, monkeypatch):

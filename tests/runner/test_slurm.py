@@ -195,9 +195,8 @@ def test_the_script_runs_the_command_in_shards_and_says_how_to_join(tmp_path: Pa
     text = script(command, "r", "my results", 3, parameters, gpus=True)
     assert text.startswith("#!/bin/bash\n#SBATCH --job-name=kvbench-r\n#SBATCH --array=1-3\n")
     assert "\n#SBATCH --gpus-per-node=1\n#SBATCH --mem=9G\n#" in text
-    assert (
-        "--wrap 'kvbench join '\"'\"'my results/r'\"'\"'-*-of-3 --run-name r --out '\"'\"'my results'\"'\"''\n" in text
-    )
+    place = "'\"'\"'my results'\"'\"'"
+    assert f"--wrap 'kvbench join {place[:-5]}/r{place[-5:]}-[1-9]-of-3 --run-name r --out {place}'\n" in text
     said = tmp_path / "srun"
     said.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     said.chmod(0o755)
@@ -214,3 +213,16 @@ def test_a_missing_package_is_one_line_with_its_extra(name: str, package: str, m
     monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
     with pytest.raises(SetupError, match=rf"^--executor {name} needs {package}: pip install 'kvbench\[{name}\]'\.$"):
         Placement(name=name).require_package()
+
+
+def test_the_printed_join_names_the_shards_of_this_run_only(tmp_path: Path) -> None:
+    """Beside them are shards of other runs, whose names begin or end alike."""
+    mine = [f"my results/main-{number}-of-12" for number in range(1, 13)]
+    for folder in (*mine, *(f"my results/main-{more}-3-of-12" for more in ("1", "02", "x")), "my results/main-1-of-2"):
+        (tmp_path / folder).mkdir(parents=True)
+    text = script(["run"], "main", "my results", 12, {}, gpus=False)
+    [wrapped] = [line.partition("--wrap ")[2] for line in text.splitlines() if "--wrap" in line]
+    [join] = shlex.split(wrapped)
+    printed = ["sh", "-c", join.replace("kvbench join", 'printf "%s\\n"')]
+    said = subprocess.run(printed, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert (sorted(said[:12]), said[12:]) == (sorted(mine), ["--run-name", "main", "--out", "my results"])

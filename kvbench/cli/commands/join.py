@@ -24,7 +24,7 @@ EPILOG = """Examples:
   kvbench run --suite first --run-name first --shard 1/2
   kvbench run --suite first --run-name first --shard 2/2
   kvbench join first-1-of-2 first-2-of-2
-  kvbench join results/first-*-of-2 --run-name all
+  kvbench join results/first-[12]-of-2 --run-name all
 """
 
 

@@ -80,7 +80,8 @@ def _score(config: RunConfig, folder: Path, *, every: bool, take_over: bool, qui
         before = opened.info["environment"]
         same_run.check_data(folder.name, before["tasks"], inputs.tasks(), versions=not every)
         same_run.check_prompt_files(folder.name, before, same_run.model_record(config, models.state(inputs.info)))
-        found = rescore(opened, inputs.works, wanted=lambda e: every or not e.ok, progress=Progress(quiet=quiet))
+        wanted, progress = (lambda e: every or not e.ok), Progress(quiet=quiet)
+        found = rescore(opened, inputs.works, wanted=wanted, progress=progress, again="score again")
         opened.seal()
     return found
 

@@ -30,7 +30,10 @@ def script(command: Sequence[str], name: str, out: str, shards: int, parameters:
     own = line(["kvbench", *_without_replaced(command), "--run-name", name])
     srun = line(["srun", *parameters.get("srun_args", ())])
     place = [] if out == OUT else ["--out", out]
-    join = f"kvbench join {line([f'{out}/{name}'])}-*-of-{shards} {line(['--run-name', name, *place])}"
+    # In place of these patterns, NAME-*-of-N would also match the shards of a run NAME-1.
+    digits = ["[1-9]" + "[0-9]" * more for more in range(len(str(shards)))]
+    folders = " ".join(f"{line([f'{out}/{name}'])}-{number}-of-{shards}" for number in digits)
+    join = f"kvbench join {folders} {line(['--run-name', name, *place])}"
     lines = [
         *parameters.get("setup", ()),
         f'{srun} {own} --shard "$SLURM_ARRAY_TASK_ID/{shards}"',
