@@ -103,6 +103,7 @@ class Output:
     stop_reason: str
     prompt_tokens: int
     output_tokens: int
+    # Whether the model was to think first; None: unknown. It may think although the task asks it not to.
     thinking: bool | None = None
 
 

@@ -2,7 +2,8 @@
 
 One object per line; docs/tasks.md lists the fields. If the reference answer is a number or LaTeX (`is_mathematics`),
 math-verify compares it with the model's answer. Any other reference is compared as text (`fold`) with the content of
-the model's box. Without a box, it is compared with the whole text after the thinking block.
+the model's box. Without a box, it is compared with the whole text after the thinking block. If the texts differ,
+math-verify compares a reference that may be algebra (`same_algebra`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 from kvbench.errors import UserError, bare, counted, quote
 from kvbench.registry import tasks
 from kvbench.scoring.boxed import after_thinking, last_box
-from kvbench.scoring.math import score_math
+from kvbench.scoring.math import boxed, score_math
 from kvbench.sources.data import FILE_LIMIT, is_inside, json_type, read_jsonl, read_plain
 from kvbench.task import IMAGE, DataSource, Doc, GenSpec, Image, Output, Score, Task
 from kvbench.taskkit.prompts import STYLES
@@ -28,11 +29,13 @@ from kvbench.taskkit.rows import reasoning
 SHOWN = 5  # how many of a file's problems the error message lists
 MEDIA = re.compile(r"(?<![a-z])(images?|img|pictures?|photos?|videos?|audios?)(?![a-z])", re.I)  # in names of fields
 # The fields that may hold text, as `_wrong` checks them: name, whether numbers are allowed, whether it is required.
+_OPERATOR = re.compile(r"[+*/^=_\\]|-.*[a-z]|[a-z].*-")  # "A-B-C" may be an order
 _TEXTS = tuple((field, False, False) for field in ("context", "system", "answer_prefix", "category", "cluster_id"))
 
 
 @tasks.register("file")
 class FileTask(Task):
+    version = "2"  # algebra with words such as "xy"
     suite = "own"
     summary = "your own questions from a JSON-lines file (--task-file)"
     prompt_styles = ("default", "plain")
@@ -60,7 +63,7 @@ class FileTask(Task):
         answer = after_thinking(output.text, output.thinking)
         box = last_box(answer)
         right = [
-            float(text is not None and fold(text) == fold(doc.reference))
+            float(text is not None and (fold(text) == fold(doc.reference) or same_algebra(text, doc.reference)))
             for text in (answer if box is None else box, box)
         ]
         return Score(
@@ -95,10 +98,25 @@ def is_mathematics(answer: Any) -> bool:
 def fold(text: str) -> str:
     """Return a text for comparison: in lower case, with single blanks, without quotes and points at its ends.
 
-    ``$``, ``\\text{}``, ``\\mathrm{}`` and ``\\textbf{}`` around the whole text are removed too.
+    ``$``, ``\\text{}``, ``\\mathrm{}``, ``\\textbf{}`` and ``\\mathbf{}`` around the whole text are removed too, and
+    parentheses around a single letter.
     """
-    text = re.sub(r"^\\(?:text|mathrm|textbf)\{(.*)\}$", r"\1", text.strip().strip("$"))
+    text = re.sub(r"^\\(?:text|mathrm|textbf|mathbf)\{(.*)\}$", r"\1", text.strip().strip("$"))
+    text = re.sub(r"^\((\w)\)$", r"\1", text)
     return " ".join(text.casefold().split()).strip("\"'` .")
+
+
+def same_algebra(text: str, reference: str) -> bool:
+    """Return whether a text equals a reference such as "y = ax + b" by math-verify.
+
+    math-verify takes a word for the product of its letters, in any order, and drops units. So the result is False for a
+    reference with a word of four letters or more, for one without an operator, and for a text with other letters.
+    """
+    letters, others = (set(re.sub(r"\\[a-zA-Z]+|[\W\d_]", "", part)) for part in (text, reference))
+    long = re.search(r"(?<![^\W\d_])(?<!\\)[^\W\d_]{4,}", reference)
+    if long or letters != others or not _OPERATOR.search(reference):
+        return False
+    return bool(score_math(boxed(text), reference, thinking=False).value)
 
 
 def _items(path: Path) -> list[tuple[str, Mapping[str, Any]]]:

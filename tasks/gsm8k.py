@@ -13,7 +13,7 @@ from typing import Any
 from kvbench.registry import tasks
 from kvbench.scoring.gsm8k import lm_eval_filters
 from kvbench.task import Doc, Manifest, Output, Score
-from kvbench.taskkit.math_task import MathTask
+from kvbench.taskkit.math_task import MathTask, stopped
 
 
 @tasks.register("gsm8k")
@@ -38,4 +38,4 @@ class Gsm8k(MathTask):
 
     def score(self, doc: Doc, output: Output) -> Score:
         score = super().score(doc, output)
-        return replace(score, aux={**score.aux, **lm_eval_filters(output.text, doc.reference)})
+        return replace(score, aux={**score.aux, **lm_eval_filters(stopped(doc, output.text), doc.reference)})

@@ -28,12 +28,13 @@ ROWS = (400, 111, 101, 101, 167, 175)  # of test.jsonl, test2.jsonl, ...
 LAST = len(ROWS)
 LONGEST = 20_000  # characters of a program that a row keeps
 PATIENCE = 3600.0  # seconds; each test has its own limit, this one only ends a grader that hangs
-# LiveCodeBench's ERRATA.md: problems with several right answers, with interactive input, or with wrong tests.
+# LiveCodeBench's ERRATA.md (28fef95): problems with several right answers, with interactive input, or with wrong tests.
 ERRATA = frozenset(
     {
-        *("abc311_c", "abc326_d", "abc327_b", "abc333_e", "abc343_e", "abc362_c", "find-words-containing-character"),
+        *("abc311_c", "abc326_d", "abc327_b", "abc333_e", "abc343_a", "abc343_e", "abc362_c", "arc185_c"),
+        "find-words-containing-character",
         *("find-the-peaks", "generate-binary-strings-without-adjacent-zeros", "abc337_e", "abc355_e", "abc350_c"),
-        *("apply-operations-to-make-string-empty", "most-frequent-ids"),
+        *("apply-operations-to-make-string-empty", "most-frequent-ids", "arc189_a"),
     }
 )
 NO_PROGRAM = Verdict(verdict="runtime_error", code=-4, results=(-4,), detail="no program")
@@ -47,6 +48,7 @@ def _files(variant: str) -> range:
 
 @tasks.register("livecodebench", aliases=("lcb",))
 class LiveCodeBench(Task):
+    version = "2"  # annotations are evaluated, as in LiveCodeBench's checker
     suite = "code"
     summary = "LiveCodeBench, 1055 contest problems; runs the answers in a sandbox"
     variants = (

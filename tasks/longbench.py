@@ -64,6 +64,7 @@ def macro(language: str) -> dict[str, float]:
 
 @tasks.register("longbench")
 class LongBench(Task):
+    version = "2"  # an unfinished thinking block that the task forbids is the answer
     suite = "long context"
     summary = "LongBench, 21 sets: question answering, summaries, few-shot, retrieval, code; English and Chinese"
     variants = tuple(SETS)

@@ -39,6 +39,7 @@ HINTS = {
 
 @tasks.register("mathvista")
 class MathVista(Task):
+    version = "2"  # more wordings; an unfinished thinking block that the task forbids is the answer
     suite = "vision"
     summary = (
         "MathVista testmini, 1,000 questions on pictures, mathematics and charts (needs a model that reads images)"

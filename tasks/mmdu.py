@@ -21,6 +21,7 @@ from kvbench.taskkit.rows import documents
 
 @tasks.register("mmdu")
 class MMDU(Task):
+    version = "2"  # an unfinished thinking block that the task forbids is the answer
     suite = "vision"
     summary = "MMDU, 110 dialogues about several pictures, rated by a judge that reads images (--judge)"
     needs = frozenset({"judge", "images"})

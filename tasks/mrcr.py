@@ -28,6 +28,7 @@ LONGEST_TOKEN = 16  # no conversation has more characters per token, as a mean
 
 @tasks.register("mrcr")
 class Mrcr(Task):
+    version = "2"  # an unfinished thinking block that the task forbids is the answer
     suite = "long context"
     summary = "MRCR, copy one of 2, 4 or 8 similar messages in a conversation of 4K to 1M tokens"
     variants = ("2needle", "4needle", "8needle")

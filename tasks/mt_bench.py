@@ -38,6 +38,7 @@ WITH_REFERENCE = ("math", "reasoning", "coding")  # the judge is shown a referen
 
 @tasks.register("mt_bench", aliases=("mt-bench", "mtbench"))
 class MTBench(Task):
+    version = "2"  # an unfinished thinking block that the task forbids is the answer
     suite = "chat"
     summary = "MT-Bench, 80 two-turn conversations in 8 categories, rated by a judge (--judge)"
     variants = ("plain", "thinking")

@@ -43,6 +43,7 @@ VARIANTS = {
 
 @tasks.register("vneedle")
 class VisualNeedle(Task):
+    version = "2"  # an unfinished thinking block that the task forbids is the answer
     suite = "vision"
     summary = "numbers on grids in several pictures, asked for over several turns (needs a model that reads images)"
     variants = tuple(VARIANTS)

@@ -25,7 +25,8 @@ def after_thinking(text: str, thinking: bool | None) -> str:
 
     thinking: whether the model thinks; it matters only for a text without a closing tag. True: the text is a block that
     never ends, even without an opening tag, because some chat templates put the opening tag into the prompt. None
-    (unknown): the text is such a block if it holds an opening tag. False: the text has no block.
+    (unknown): the text is such a block if it holds an opening tag. False: the text is the answer, also if the model
+    thinks although it was asked not to.
     """
     opened, closed = thinking_tags(text)
     if closed >= 0:
@@ -37,17 +38,12 @@ def after_thinking(text: str, thinking: bool | None) -> str:
 def last_box(text: str) -> str | None:
     """Return the content of the last ``\\boxed{...}`` or ``\\fbox{...}`` whose braces are balanced; None without
     one."""
-    for match in reversed(list(_BOX.finditer(text))):
-        content = _balanced(text, match.end())
-        if content is not None:
-            return content
-    return None
-
-
-def _balanced(text: str, start: int) -> str | None:
-    depth = 1
-    for found in _BRACE.finditer(text, start):
-        depth += (found[0] == "{") - (found[0] == "}")
-        if depth == 0:
-            return text[start : found.start()]
-    return None
+    boxes = {match.end() for match in _BOX.finditer(text)}
+    opened: list[int] = []
+    start, stop = -1, -1
+    for brace in _BRACE.finditer(text):
+        if brace[0] == "{":
+            opened.append(brace.end())
+        elif brace[0] == "}" and opened and (begun := opened.pop()) in boxes and begun > start:
+            start, stop = begun, brace.start()
+    return None if start < 0 else text[start:stop]

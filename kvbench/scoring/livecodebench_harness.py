@@ -81,6 +81,8 @@ def _failed(error: Exception) -> bytes:
 
 
 def _guard(program: str) -> None:
+    if "multiprocessing" in program or "ProcessPoolExecutor" in program:
+        __import__("multiprocessing")  # it calls os.getcwd; the checker's process has imported it already
     os.environ["OMP_NUM_THREADS"] = "1"
     builtins.quit = builtins.help = None  # type: ignore[assignment]
     for name in _NONE:
@@ -99,7 +101,7 @@ def _prelude() -> str:
 
 def _compile(text: str) -> Any:
     module = types.ModuleType("tmp_sol", "")
-    exec(text, module.__dict__)
+    exec(compile(text, "<string>", "exec", dont_inherit=True), module.__dict__)
     return module.Solution() if "class Solution" in text else module
 
 

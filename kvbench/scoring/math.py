@@ -5,6 +5,9 @@ reference is the first argument). `strict`: math-verify compares the last balanc
 reference; an output without a box is wrong. `int_match` (in `aux`, for AIME and AMC): the content of this box must be a
 plain integer that equals the reference.
 
+If the prompt asks for the answer after a marker ("Answer:") and the output has one, the answer is the text behind the
+last marker, in both rules.
+
 math-verify interrupts itself after `SECONDS` by SIGALRM. This works only in the main thread of a process, and some
 sympy calls ignore the signal. Therefore score in a `kvbench.scoring.pool.ScorePool`, never in a thread. As in
 math-verify, a time-out counts as wrong; aux ``timeout`` shows it.
@@ -25,13 +28,16 @@ SECONDS = 5  # per parse and per comparison
 LONGEST = 500  # characters of an extracted answer that a row keeps
 
 
-def score_math(text: str, answer: str, *, thinking: bool | None, integer: bool = False) -> Score:
+def score_math(text: str, answer: str, *, thinking: bool | None, integer: bool = False, marker: str = "") -> Score:
     """Score an output (`text`) against a reference answer, which is LaTeX or a number, without a box. thinking: whether
-    the model thinks; None: unknown. integer: also compute `int_match`."""
-    box = last_box(after_thinking(text, thinking))
+    the model thinks; None: unknown. integer: also compute `int_match`. marker: the text after which the prompt asks for
+    the answer; "": it asks for a box."""
+    shown = after_thinking(text, thinking)
+    marked = behind_marker(shown, marker) if marker else None
+    box = last_box(shown) if marked is None else marked
     with _noted_timeouts() as timeouts:
         gold = _parse(boxed(answer))
-        parsed = _parse(text)
+        parsed = _parse(text if marked is None else boxed(marked))
         value = _verify(gold, parsed)
         strict = box is not None and _verify(gold, _parse(boxed(box)))
     aux = {"no_answer": float(not box), "timeout": float(timeouts.seen)}
@@ -49,6 +55,19 @@ def score_math(text: str, answer: str, *, thinking: bool | None, integer: bool =
 
 def boxed(answer: str) -> str:
     return "\\boxed{" + answer + "}"
+
+
+def behind_marker(text: str, marker: str) -> str | None:
+    """Return the answer behind the last `marker` in a text, which stands in the same line or the next line with text:
+    the content of the line's last box or, without a box, the line without marks of Markdown and LaTeX around it. None
+    without such a line."""
+    lines = re.findall(rf"{re.escape(marker)}(?:[\s*$]|\\[(\[])*(\S.*)", text, re.IGNORECASE)
+    if not lines:
+        return None
+    if (box := last_box(lines[-1])) is not None:
+        return box
+    line = lines[-1].replace("\\$", "").replace("$", "").rstrip("*. ")
+    return line.removesuffix("\\)").removesuffix("\\]").strip() or None
 
 
 def int_match(answer: str, box: str | None) -> bool:

@@ -17,7 +17,14 @@ from kvbench.scoring.literals import literals
 
 KINDS = ("text", "integer", "float", "list")
 _QUOTED = re.compile(r'The answer is "(.*)"\.')
-_INTRODUCED = re.compile(r"(?:answer|option|choice|答案)\W{0,3}(?:is|are|为|是|[:：])", re.IGNORECASE)
+_INTRODUCED = re.compile(
+    r"(?:answer|option|choice|答案)(?:\s+letter)?\W{0,3}(?:(?:would|should|must|will)\s+be|is|are|为|是|[:：])"
+    r"|\bI(?:\s+would|'d)?\s+choose(?=\W{1,4}(?:(?:option|choice)\W{1,4})?(?-i:[A-Z])\b)",
+    re.IGNORECASE,
+)
+_RIGHT_OPTION = re.compile(
+    r"\b(?i:option|choice)\W{1,4}([A-Z])\W{1,4}(?:is|must\s+be)\s+(?:the\s+)?(?:correct|right|answer)\b"
+)
 _PLAIN = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|\.[0-9]+"
 _NUMBER = re.compile(  # a fraction or a number, but no digits of a word such as CO2
     rf"((?<![\w)])[-−])?(?:\\[dt]?frac\s*\{{\s*({_PLAIN})\s*\}}\s*\{{\s*({_PLAIN})\s*\}}"
@@ -68,7 +75,8 @@ def direct(text: str, wanted: Wanted, *, quoted: bool = False) -> str | None:
 
 def by_rule(text: str, wanted: Wanted) -> str | None:
     """Return the answer in a text: from its last box, else from the text behind its last "answer is" or a similar
-    phrase, else from its last line; None if none of them holds an answer."""
+    phrase, else the letter in its last "option B is correct", else from its last line; None if none of them holds an
+    answer."""
     for part, introduced in _places(text):
         if (answer := _read(part, wanted, introduced)) is not None:
             return answer
@@ -119,6 +127,8 @@ def _places(text: str) -> Iterator[tuple[str, bool]]:
         yield box, True
     if ends := [match.end() for match in _INTRODUCED.finditer(text)]:
         yield text[ends[-1] :].split("\n\n")[0], True
+    if named := _RIGHT_OPTION.findall(text):
+        yield named[-1], True
     if lines := text.strip().splitlines():
         yield lines[-1], False
 

@@ -38,6 +38,7 @@ class LongProc(Task):
     A document's id is the number of its row among the rows that `select` returns (from 0), since the data have no ids.
     """
 
+    version = "2"  # an unfinished thinking block that the task forbids is the answer
     suite = "long context"
     cheap_score = True
     rows: ClassVar[Mapping[str, int | None]]  # number of data rows by level; None: unknown

@@ -19,6 +19,7 @@ from kvbench.taskkit.rows import documents, reasoning
 class MathTask(Task):
     """The base class of tasks with mathematics problems, each with one final answer. Subclasses name the data."""
 
+    version = "2"  # stop strings of the style lm_eval, marker of simple_evals
     suite = "math"
     prompt_styles = tuple(name for name in STYLES if name != "plain")
     samples: ClassVar[int] = 32  # default of --samples
@@ -35,7 +36,13 @@ class MathTask(Task):
         return reasoning(model_type, n=self.samples, max_new_tokens=self.max_new_tokens)
 
     def score(self, doc: Doc, output: Output) -> Score:
-        return score_math(output.text, doc.reference, thinking=output.thinking, integer=self.integer)
+        return score_math(
+            stopped(doc, output.text),
+            doc.reference,
+            thinking=output.thinking,
+            integer=self.integer,
+            marker=doc.meta.get("marker", ""),
+        )
 
     def reference(self, row: Mapping[str, Any]) -> str:
         """Return the right answer to a problem of the data (`row`) as text: LaTeX or a number. Some copies of the data
@@ -47,5 +54,19 @@ class MathTask(Task):
         return {}
 
     def _doc(self, row: Mapping[str, Any], style: str) -> Doc:
-        turn = STYLES[style].turn(str(row[self.column]))
-        return Doc(doc_id=str(row["id"]), turns=(turn,), reference=self.reference(row), meta=self.meta(row))
+        chosen = STYLES[style]
+        return Doc(
+            doc_id=str(row["id"]),
+            turns=(chosen.turn(str(row[self.column])),),
+            reference=self.reference(row),
+            meta=self.meta(row) | ({"marker": chosen.marker} if chosen.marker else {}),
+            gen={"stop": chosen.stop} if chosen.stop else {},
+        )
+
+
+def stopped(doc: Doc, text: str) -> str:
+    """Return an output up to the first stop string of its question's prompt style. Outputs of runs by a version of
+    kvbench without these stop strings may go on after it."""
+    for stop in doc.gen.get("stop", ()):
+        text = text.split(stop, 1)[0]
+    return text

@@ -47,12 +47,15 @@ _RKV = (
     "\n\n Provide the final answer in the format: Final answer:  \\boxed{}",
 )
 
+_LM_EVAL_STOP = ("Question:", "</s>", "<|im_end|>", "<|eot_id|>")  # `until` of gsm8k and aime24 in lm-eval 0.4.13
+
 
 @dataclass(frozen=True, slots=True)
 class Style:
     """A prompt style: the text before and after a problem.
 
-    system: the system message; None: no message. `chat` False: no chat template, even if the task would use one.
+    system: the system message; None: no message. `chat` False: no chat template, even if the task would use one. stop:
+    texts that end an output, in addition to the task's. marker: the text after which the prompt asks for the answer.
     """
 
     name: str
@@ -60,6 +63,8 @@ class Style:
     after: str
     system: str | None = None
     chat: bool = True
+    stop: tuple[str, ...] = ()
+    marker: str = ""
 
     def turn(self, problem: str) -> Turn:
         return Turn(question=self.before + problem + self.after, system=self.system)
@@ -71,8 +76,8 @@ _STYLES = (
     Style("foresightkv", f"{_FORESIGHTKV}\n", ""),
     Style("rkv", *_RKV, chat=False),
     Style("lighteval", f"{_LIGHTEVAL}\n\n", ""),
-    Style("simple_evals", *_SIMPLE_EVALS),
-    Style("lm_eval", "Question: ", "\nAnswer:", chat=False),
+    Style("simple_evals", *_SIMPLE_EVALS, marker="Answer:"),
+    Style("lm_eval", "Question: ", "\nAnswer:", chat=False, stop=_LM_EVAL_STOP),
     Style("plain", "", ""),
 )
 STYLES = {style.name: style for style in _STYLES}

@@ -19,6 +19,11 @@ from kvbench.scoring.boxed import after_thinking, last_box
         (r"\boxed{\left\{x\right.}", r"\left\{x\right."),
         (r"\boxed{1} and \boxed{2", "1"),
         (r"\boxed{\boxed{3}}", "3"),
+        (r"\boxed{1 \boxed{2}", "2"),
+        (r"} \boxed{1} } {", "1"),
+        (r"\boxed{1} {\boxed{2", "1"),
+        (r"\\boxed{1}", "1"),
+        ("\\boxed{" * 50_000, None),  # in one pass
         (r"\boxed{}", ""),
         (r"\boxed 204", None),
         (r"\boxed{204", None),

@@ -39,6 +39,25 @@ def test_aux_columns():
     assert score_math(r"\boxed{}", "204", thinking=False).aux["no_answer"] == 1.0
 
 
+@pytest.mark.parametrize(
+    ("line", "reference", "extracted"),
+    [
+        ("Answer: 3\\sqrt{2}", "3\\sqrt{2}", "3\\sqrt{2}"),
+        ("Answer: (1, 2)", "(1,2)", "(1, 2)"),
+        ("**Answer:** x^2+1", "1+x^2", "x^2+1"),
+        ("answer: Evelyn.", "\\text{Evelyn}", "Evelyn"),
+        ("Answer: $\\boxed{7}$", "7", "7"),
+        ("Answer:\n\\[\n.5\n\\]", "0.5", ".5"),
+        ("Answer: 5\nAnswer: $70,000", "70000", "70,000"),
+        ("is it.", "5", "5"),  # no marker
+        ("Answer:\n$$", "5", "5"),  # no answer behind it: the last box
+    ],
+)
+def test_an_answer_behind_a_marker(line: str, reference: str, extracted: str):
+    score = score_math("<think>Answer: 1</think>\\boxed{5} " + line, reference, thinking=True, marker="Answer:")
+    assert (score.value, score.strict, score.extracted) == (1.0, 1.0, extracted)
+
+
 def test_empty_output_is_wrong_and_no_error():
     score = score_math("", "204", thinking=True)
     assert (score.value, score.strict, score.extracted) == (0.0, 0.0, None)

@@ -90,6 +90,13 @@ def test_answers_that_need_no_extraction(text: str, wanted: Wanted, quoted: str 
         ("The answer is E.", SIDES, None),
         ("The answer is (F), that is (C)", SIDES, "C"),
         ("答案是 C", SIDES, "C"),
+        ("So the correct option letter is **C**.", SIDES, "C"),
+        ("Option A is too small. Therefore, option C is correct.", SIDES, "C"),
+        ("Hence, option **C** is the correct answer. Not option A.", SIDES, "C"),
+        ("Option C is not correct, I cannot say", SIDES, None),
+        ("Thus, the answer would be C", SIDES, "C"),
+        ("I choose option C.", SIDES, "C"),
+        ("The answer is C. I choose to stop here.", SIDES, "C"),
         ("yes, they are", YES, "Yes"),
         ("There is nothing to see, not even a yesterday", YES, None),
         ("", SIDES, None),
@@ -151,7 +158,7 @@ def test_hostile_texts_take_no_time():
     long = "answer is " * 20_000 + "[" * 20_000 + "1" * 20_000
     assert by_rule(long, LIST) is None
     assert by_rule(long, COUNT) is not None
-    for piece in ("\\text{", "\\frac{1}{2", "^ ", "1,", "- ", "answer is (the "):
+    for piece in ("\\text{", "\\frac{1}{2", "^ ", "1,", "- ", "answer is (the ", "option C ", "I choose  "):
         assert by_rule(piece * 20_000, SIDES) is None
         by_rule(piece * 20_000, COUNT)
     assert not is_right("9" * 5000, COUNT)

@@ -191,6 +191,16 @@ def test_is_mathematics(answer: object, expected: bool):
         ("Paris 2024", r"\boxed{Berlin 2024}", 0.0, 0.0),
         ("The  Cat", '"the cat"', 1.0, 0.0),
         ("Paris", "", 0.0, 0.0),
+        ("Paris", r"\boxed{Pairs}", 0.0, 0.0),
+        ("x^2+xy+y^2", r"\boxed{x^2 + xy + y^2}", 1.0, 1.0),
+        (r"\frac{2ab}{cd}", r"\boxed{\dfrac{2ab}{cd}}", 1.0, 1.0),
+        ("y = ax + b", r"\boxed{y=b+ax}", 1.0, 1.0),
+        ("p - q", "p-q", 1.0, 0.0),
+        ("p - q", r"\boxed{q-p}", 0.0, 0.0),
+        ("A-B-C", r"\boxed{A-C-B}", 0.0, 0.0),
+        ("60 km/h", r"\boxed{60 mi/h}", 0.0, 0.0),
+        ("A", r"\boxed{(A)}", 1.0, 1.0),
+        ("(A)", r"\boxed{\mathbf{A}}", 1.0, 1.0),
     ],
 )
 def test_scores(answer: object, text: str, value: float, strict: float):

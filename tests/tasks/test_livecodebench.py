@@ -82,6 +82,8 @@ def test_errata_are_flagged_by_id_and_by_title() -> None:
     named = row | {"question_id": "3100", "question_title": "find-the-peaks"}
     assert livecodebench._doc(named, "default", constants).meta["errata"]
     assert not livecodebench._doc(named | {"question_title": "other"}, "default", constants).meta["errata"]
+    assert len(livecodebench.ERRATA) == 17
+    assert {"abc343_a", "arc185_c", "arc189_a"} < livecodebench.ERRATA
 
 
 def test_prompts() -> None:

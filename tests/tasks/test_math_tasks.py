@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,23 @@ def test_references():
     doc = excerpt("math500")[0]
     assert doc.meta == {"category": "2/Precalculus", "level": "2", "subject": "Precalculus"}
     assert doc.doc_id == "test/precalculus/807.json"
+
+
+def test_the_style_lm_eval_ends_answers_where_lm_eval_does():
+    task = get_task("gsm8k")
+    doc = task.docs(Data(EXCERPTS, env={}, allow_mismatch=True), style="lm_eval", limit=1)[0]
+    assert doc.gen["stop"] == ("Question:", "</s>", "<|im_end|>", "<|eot_id|>")
+    stored = answer(" #### 18\n\nQuestion: And twice?\nAnswer: #### 36", None)  # of a run without these stop strings
+    score = task.score(doc, stored)
+    assert (score.value, score.aux["lm_eval_strict"], score.aux["lm_eval_flexible"]) == (1.0, 1.0, 1.0)
+    assert task.score(excerpt("gsm8k")[0], stored).value == 0.0
+
+
+def test_the_style_simple_evals_scores_the_answer_behind_its_marker():
+    task = get_task("math500")
+    doc = replace(task.docs(Data(EXCERPTS, env={}, allow_mismatch=True), style="simple_evals")[0], reference="(1,2)")
+    score = task.score(doc, answer("so</think>3, or not.\nAnswer: (1, 2)"))
+    assert (score.value, score.strict) == (1.0, 1.0)
 
 
 def test_gsm8k_side_columns():

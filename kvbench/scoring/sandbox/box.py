@@ -84,9 +84,12 @@ class Box:
     ) -> None:
         self.tier, self.limits = tier, limits
         plan = plan or tier.plan(limits, packages)
-        self._folder = folder or tier.folder()
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the box
+        self._held = contextlib.ExitStack()  # closes the file of errors and deletes the folder
         try:
+            self._folder = folder or tier.folder()
+            if self._folder:
+                self._held.callback(remove_tree, self._folder)
+            self._errors = self._held.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
             if folder and (user := plan.user()) is not None:
                 os.chown(folder, user, os.getegid())
                 os.chmod(folder, 0o710)  # the driver, which keeps root's group, must enter the folder
@@ -101,7 +104,7 @@ class Box:
                     start_new_session=True,
                 )
         except OSError as error:
-            self._clean()
+            self._held.close()
             raise BoxError(f"a box of tier {tier.name} cannot be started: {error.strerror or error}") from None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -151,7 +154,7 @@ class Box:
         except subprocess.TimeoutExpired:
             self.tier.stop(process)
             process.wait()
-        self._clean()
+        self._held.close()
 
     def __enter__(self) -> Box:
         return self
@@ -176,11 +179,6 @@ class Box:
         return Outcome(
             status=status, code=code, seconds=spent / 1000, peak=1024 * peak, answer=answer, stdout=out, stderr=err
         )
-
-    def _clean(self) -> None:
-        self._errors.close()
-        if self._folder:
-            remove_tree(self._folder)
 
     def _write(self, data: bytes, deadline: float) -> None:
         view = memoryview(data)

@@ -236,6 +236,14 @@ class TestFailures:
         with pytest.raises(BoxError, match=r"tier landlock cannot be started: No such file"):
             Box(Landlock(), Limits())
 
+    def test_no_file_for_its_errors(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The working directory, which was made before, is deleted."""
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        monkeypatch.setattr(tempfile, "TemporaryFile", lambda: os.open("/nonexistent", os.O_RDONLY))
+        with pytest.raises(BoxError, match=r"tier none cannot be started: No such file"):
+            Box(Unsafe(), Limits())
+        assert not [*tmp_path.iterdir()]
+
     def test_a_command_that_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:
         command = [sys.executable, "-c", "import sys; sys.exit('no permissions here')"]
         monkeypatch.setattr(Landlock, "command", lambda self, plan: command)

@@ -37,8 +37,9 @@ def text(name: str) -> str:
 
 @functools.cache
 def sent(source: str, name: str, compiled: bool) -> str:
-    """Return a source text as the driver expects it: in hexadecimal compiled form if `compiled`, else unchanged."""
-    return marshal.dumps(compile(source, name, "exec")).hex() if compiled else source
+    """Return a source text as the driver expects it: in hexadecimal compiled form if `compiled`, else unchanged. The
+    compiled text does not inherit this module's `from __future__`, which a harness would pass on to programs."""
+    return marshal.dumps(compile(source, name, "exec", dont_inherit=True)).hex() if compiled else source
 
 
 @functools.cache
