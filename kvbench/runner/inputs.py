@@ -76,7 +76,7 @@ def read_inputs(
         tokenizer("word")  # a tokenizer reads some of its settings only with the first text: a fault shows here
         embeddings = getattr(model_config.get_text_config(), "vocab_size", None)
         vocabulary.check_tokenizer(tokenizer, embeddings)
-        context = info.context or int(getattr(model_config.get_text_config(), "max_position_embeddings", 1 << 20))
+        context = info.context or models.context_of(model_config)
     if adapter := adapter or adapters.find(config.adapter):
         refuse_quantised(adapter, quantised.form_of(info.config))
         with contextlib.suppress(ProbeFailed):  # then loading checks it
@@ -115,7 +115,7 @@ def _check_end(config: RunConfig, where: str, tokenizer: Any, model_config: Any,
     generation = None
     with models.reading(config.model, where), contextlib.suppress(OSError):  # no generation config
         generation = transformers.GenerationConfig.from_pretrained(where, revision=config.revision or "main")
-    if not vocabulary.end_ids((tokenizer, model_config.get_text_config(), generation)):
+    if not vocabulary.end_ids(tokenizer, generation, model_config.get_text_config()):
         endless = [name for name, work in works.items() if not work.spec.stop and not work.spec.stop_tokens]
         if endless:
             raise UserError(

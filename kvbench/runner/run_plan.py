@@ -87,6 +87,8 @@ class RunPlan:
         shape = with_parts(shape, division)
         if form is not None and form.kept and info.folder is not None:
             shape = replace(shape, stored=quantised.stored_bytes(info.folder, dtype.itemsize))
+            if shape.routed:
+                quantised.refuse_experts(config.model, info.folder)
         allowed = torch.get_num_threads()
         threads = use_threads(shape, device)
         methods = {choice: MethodState.of(choice, inputs.config, info) for choice in config.methods}

@@ -4,7 +4,7 @@ may be truncated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from kvbench.store.strict_json import lenient
 
 REPORTING = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # arguments of `from_pretrained`
 _OF_QUANTISERS = ("_zero_point", "g_idx", "k_scale", "v_scale")  # ends of names
+_OF_BITSANDBYTES = (".absmax", ".SCB", "_format")  # ends of names that only bitsandbytes gives to tensors
+EXPERTS = ".experts."  # every name of a routed expert's tensor has this part
 _CONVERT = "kvbench loads safetensors only; convert it, for example with 'save_pretrained' of transformers."
 
 
@@ -83,7 +85,17 @@ def difference(model: Any, report: Mapping[str, Any]) -> str:
         return f"the files lack tensors that config.json asks for: {few(missing, 1)}"
     if scales := sorted(name for name in report["unexpected_keys"] if name.rpartition("_scale")[0] in parameters):
         return f"the files hold quantised weights, which config.json does not mention, with scales: {few(scales, 1)}"
-    return ""
+    return quantised_experts(report["unexpected_keys"])
+
+
+def quantised_experts(names: Iterable[str]) -> str:
+    """Return what is wrong with a model's files if bitsandbytes' tensors of experts are among these names; else "".
+
+    If transformers stacks a model's experts in one tensor, it ignores their scales, and takes the codes for numbers.
+    """
+    found = sorted(name for name in names if EXPERTS in name and name.endswith(_OF_BITSANDBYTES))
+    why = "transformers cannot stack experts that bitsandbytes quantised, and the files hold"
+    return f"{why} {few(found, 1)}" if found else ""
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +23,11 @@ from kvbench.sources.model_weights import read_json
 from kvbench.sources.refusals import own_code, refusal, unreadable
 
 TINY = "tiny"
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+TOKENIZERS = (
+    *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json"),
+    "tiktoken.model",  # of Kimi; transformers reads it with the package tiktoken
+)
+NO_LIMIT = 1 << 20  # length of the longest sequence, in tokens, of a model that states none
 _SIZES = ("max_position_embeddings", "vocab_size")  # fields of config.json that kvbench reads
 
 
@@ -56,17 +61,27 @@ class ModelInfo:
         return str(self.config.get("model_type", ""))
 
     @property
+    def text(self) -> Mapping[str, Any]:
+        """The part of config.json that describes the text model; all of it for a model with one part."""
+        return self.config.get("text_config") or self.config
+
+    @property
     def context(self) -> int | None:
         """The length of the model's longest sequence, in tokens; None if it is unknown."""
-        text = self.config.get("text_config")
-        return self.config.get("max_position_embeddings") or (text or {}).get("max_position_embeddings") or None
+        stated = self.config.get("max_position_embeddings") or self.text.get("max_position_embeddings")
+        return _stretched(stated, self.text.get("rope_scaling") or self.text.get("rope_parameters"))
 
     @property
     def group(self) -> int | None:
         """The number of query heads per KV head; None if config.json does not state both numbers of heads."""
-        text = self.config.get("text_config") or self.config
-        query, kv = text.get("num_attention_heads"), text.get("num_key_value_heads")
+        query, kv = self.text.get("num_attention_heads"), self.text.get("num_key_value_heads")
         return query // kv if type(query) is int and type(kv) is int and kv > 0 else None
+
+    @property
+    def sharing_layers(self) -> int:
+        """The number of upper layers that read the keys and values of an earlier layer, as in Gemma 3n and Gemma 4."""
+        shared = self.text.get("num_kv_shared_layers")
+        return shared if type(shared) is int else 0
 
     @property
     def has_chat_template(self) -> bool | None:
@@ -76,6 +91,33 @@ class ModelInfo:
         if (self.folder / "chat_template.jinja").is_file() or (self.folder / "chat_template.json").is_file():
             return True
         return bool(read_json(self.folder / "tokenizer_config.json").get("chat_template"))
+
+
+def context_of(config: Any) -> int:
+    """Return the length of the longest sequence, in tokens, of a model with this configuration of transformers."""
+    text = config.get_text_config()
+    stated = getattr(text, "max_position_embeddings", None)
+    return _stretched(stated, getattr(text, "rope_parameters", None)) or NO_LIMIT
+
+
+def _stretched(stated: int | None, rope: Any) -> int | None:
+    """Return the length of a model's longest sequence; None if the model states none.
+
+    stated: the configuration's max_position_embeddings. rope: its parameters of RoPE, or {kind of layer: parameters}.
+
+    YaRN stretches the original length by a factor. DeepSeek-V3 and GPT-OSS state the stretched length. The cards of
+    Qwen2.5 and Qwen3 switch YaRN on by its parameters alone, so that the stated length is too small.
+    """
+    if not stated:
+        return None
+    rope = rope if isinstance(rope, Mapping) else {}
+    lengths = [stated]
+    for part in (rope, *(part for part in rope.values() if isinstance(part, Mapping))):
+        factor, original = part.get("factor"), part.get("original_max_position_embeddings") or stated
+        numbers = type(factor) in (int, float) and type(original) is int
+        if "yarn" in (part.get("rope_type"), part.get("type")) and numbers and math.isfinite(original * factor):
+            lengths.append(int(original * factor))
+    return max(lengths)
 
 
 def is_path(name: str) -> bool:

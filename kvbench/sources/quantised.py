@@ -22,7 +22,6 @@ from kvbench.errors import SetupError, UserError, quote
 from kvbench.sources import model_weights
 
 PLAIN = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # number types of unquantised weights -> bytes per number
-EXPERTS = ".experts."  # every name of a routed expert's tensor has this part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +108,17 @@ def stored_bytes(folder: Path, element: int) -> StoredBytes | None:
                 tensor = file.get_slice(name)
                 size = _bytes(tensor.get_dtype(), tensor.get_shape(), element)
                 total += size
-                routed += size if EXPERTS in name else 0
+                routed += size if model_weights.EXPERTS in name else 0
     return StoredBytes(total=total, routed=routed)
+
+
+def refuse_experts(name: str, folder: Path) -> None:
+    """Raise SetupError if bitsandbytes quantised the experts in a model's files. Call it for a model whose experts
+    transformers stacks in one tensor. name: the model's name."""
+    for path in model_weights.weight_files(folder):
+        with safe_open(path, "np") as file:
+            if wrong := model_weights.quantised_experts(file.keys()):
+                raise SetupError(f"model {quote(name)} cannot be loaded: {wrong}. Give weights in another form.")
 
 
 def _bytes(kind: str, shape: list[int], element: int) -> int:

@@ -22,12 +22,16 @@ def read_tokenizer(where: str, revision: str | None = None) -> Any:
 
     Some repositories of Mistral's models (Mistral Small 3.1) have a tokenizer.json that splits text by the rule of
     other models. transformers knows the right rule, but applies it only on request.
+
+    If the package mistral_common is installed, transformers reads a repository with tekken.json as a tokenizer without
+    the repository's chat template and without the methods that kvbench calls. Prompts must not depend on installed
+    packages, so transformers' own tokenizer is used.
     """
     import transformers
 
     how: dict[str, Any] = {"revision": revision, "trust_remote_code": False}
     kind: Any = transformers.AutoTokenizer
-    tokenizer = kind.from_pretrained(where, **how)
+    tokenizer = kind.from_pretrained(where, mistral_format=False, **how)
     if "Metaspace" in _splitting(tokenizer) and "ByteLevel" in _splitting_of_file(where, revision):
         kind = transformers.PreTrainedTokenizerFast
         tokenizer = kind.from_pretrained(where, **how)

@@ -42,19 +42,30 @@ def check_ids(what: str, tokenizer: Any, ids: Iterable[int], embeddings: int | N
         )
 
 
-def end_ids(owners: Iterable[Any]) -> frozenset[int]:
-    """Return the ids of all end tokens that tokenizers and configurations name. Raises SetupError if an id is no
-    integer."""
-    end_tokens: set[int] = set()
-    for owner in owners:
-        named = getattr(owner, "eos_token_id", None)
-        ids = named if isinstance(named, (list, tuple)) else [] if named is None else [named]
-        if any(type(i) is not int for i in ids):
-            raise SetupError(
-                f"eos_token_id of the model is {quote(str(named))}; it must be a whole number or a list of them."
-            )
-        end_tokens.update(ids)
-    return frozenset(end_tokens)
+def end_ids(tokenizer: Any, generation: Any, config: Any, file: Mapping[str, Any] | None = None) -> frozenset[int]:
+    """Return the ids of all end tokens that the tokenizer, the generation config and the configuration name.
+
+    The configuration's ids count if config.json states them, or if the generation config names none. Otherwise they
+    are the default of the configuration's class (2 for Llama), which may be any token of this model.
+
+    tokenizer, generation: None if there is none. config: the text part of transformers' configuration. file: the
+    content of config.json; None: it is unknown, and the configuration's ids count.
+
+    Raises SetupError if an id is no integer.
+    """
+    others = _end_ids(generation)
+    stated = file is None or "eos_token_id" in (file.get("text_config") or file)
+    return _end_ids(tokenizer) | others | (_end_ids(config) if stated or not others else frozenset())
+
+
+def _end_ids(owner: Any) -> frozenset[int]:
+    named = getattr(owner, "eos_token_id", None)
+    ids = named if isinstance(named, (list, tuple)) else [] if named is None else [named]
+    if any(type(i) is not int for i in ids):
+        raise SetupError(
+            f"eos_token_id of the model is {quote(str(named))}; it must be a whole number or a list of them."
+        )
+    return frozenset(ids)
 
 
 def check_folder(folder: Path, config: Mapping[str, Any]) -> None:

@@ -96,6 +96,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
         content = json.loads((path / "endless" / name).read_text())
         (path / "endless" / name).write_text(json.dumps({k: v for k, v in content.items() if not k.startswith("eos")}))
+    shutil.copytree(tiny.path(), path / "sharing", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    config = json.loads((path / "sharing/config.json").read_text()) | {"num_kv_shared_layers": 2}  # Qwen3 ignores it
+    (path / "sharing/config.json").write_text(json.dumps(config))
     return path
 
 
@@ -116,11 +119,18 @@ def session(calls: Callable, hub: Hub, folder: Path) -> dict:
         "shape": "list models org/tiny --json",
         "run": f"{RUN} --model org/tiny --run-name r1",
         "again": f"{RUN} --model org/tiny --run-name r1",
+        "sharing": f"{RUN} --model ./sharing --dry-run",
         "endless": f"{RUN} --model ./endless --run-name endless",
         "stopped": f"{RUN} --model ./endless --run-name stopped --stop 7 --stop 3",
         "first stop": f"{RUN} --model org/tiny --run-name first --stop 7",
     }
     return dict(zip(lines, calls(folder, [(line.split(), variables) for line in lines.values()])))
+
+
+def test_layers_without_keys_and_values_of_their_own(session: dict) -> None:
+    result = session["sharing"]
+    assert result.code == 0, result.err
+    assert "warning: model './sharing' has 2 layers without keys and values of their own." in result.err
 
 
 @pytest.mark.parametrize("model", REFUSED)

@@ -78,11 +78,13 @@ def fp8(folder, model_type="qwen3", changes=WIDE):
         tensors[name] = expected[name] = weight
         if name.endswith("proj.weight"):
             rows, columns = weight.shape
-            blocks = weight.float().reshape(rows // 32, 32, columns // 32, 32)
+            padded = torch.nn.functional.pad(weight.float(), (0, -columns % 32, 0, -rows % 32))
+            blocks = padded.unflatten(1, (-1, 32)).unflatten(0, (-1, 32))
             scale = blocks.abs().amax((1, 3)) / 448
-            small = (blocks / scale[:, None, :, None]).to(torch.float8_e4m3fn)
-            tensors[name], tensors[f"{name}_scale_inv"] = small.reshape(rows, columns), scale
-            expected[name] = (small.float() * scale[:, None, :, None]).reshape(rows, columns)
+            each = scale.repeat_interleave(32, 0).repeat_interleave(32, 1)[:rows, :columns]
+            small = (weight.float() / each).to(torch.float8_e4m3fn)
+            tensors[name], tensors[f"{name}_scale_inv"] = small, scale
+            expected[name] = small.float() * each
     told = {"weight_block_size": [32, 32], "activation_scheme": "dynamic", "fmt": "e4m3"}
     store(folder, tensors, quant_method="fp8", **told)
     return expected
@@ -180,6 +182,19 @@ def test_a_form_that_is_read_as_numbers_is_written_as_numbers(make, tmp_path):
     assert all(torch.equal(again[name], parameter) for name, parameter in loaded.model.named_parameters())
 
 
+@needs("fp8")
+@pytest.mark.parametrize(("model_type", "changes"), [("qwen3", {}), ("qwen3_moe", {"moe_intermediate_size": 72})])
+def test_the_last_blocks_of_fp8_may_be_smaller(model_type, changes, tmp_path):
+    """DeepSeek's matrices of 576 rows have 5 scales for blocks of 128. With these changes, transformers alone reads 48
+    rows with 2 scales as blocks of 24, and refuses 72 or 528 rows."""
+    changes = WIDE | {"intermediate_size": 528, "head_dim": 24, "num_key_value_heads": 2} | changes
+    expected = fp8(tmp_path / "m", model_type, changes)
+    write_model(load(str(tmp_path / "m"), device="cpu", dtype="float32"), tmp_path / "numbers")
+    written = load_file(tmp_path / "numbers/model.safetensors")
+    for name, weight in expected.items():
+        torch.testing.assert_close(written[name], weight.float(), rtol=1e-2, atol=1e-6)
+
+
 def test_codes_without_their_form_are_refused(tmp_path):
     fp8(tmp_path / "m")
     config = json.loads((tmp_path / "m/config.json").read_text())
@@ -221,6 +236,28 @@ def test_a_form_that_stays_in_memory_is_planned_with_its_bytes(told, tmp_path, c
         code, err = command(*RUN, "--model", "./m", "--adapter", "a")
         assert code == 2
         assert "cannot be merged into weights that stay quantised (bitsandbytes)" in err
+
+
+@needs("bitsandbytes")
+@pytest.mark.parametrize(
+    ("bits", "scales", "beside"),
+    [(4, ".weight.absmax", ".weight.quant_state.bitsandbytes__nf4"), (8, ".SCB", ".weight_format")],
+)
+def test_experts_quantised_with_bitsandbytes_are_refused(bits, scales, beside, tmp_path, command):
+    """transformers stacks the experts of Qwen3-MoE in one tensor, and ignores what bitsandbytes keeps beside each."""
+    tensors = plain(tmp_path / "m", "qwen3_moe", {})
+    for name in [name for name in tensors if ".experts." in name]:
+        part = name.removesuffix(".weight")
+        tensors[name] = torch.zeros(tensors[name].shape, dtype=torch.int8 if bits == 8 else torch.uint8)
+        tensors[part + scales], tensors[part + beside] = torch.ones(4), torch.zeros(4, dtype=torch.uint8)
+    store(tmp_path / "m", tensors, quant_method="bitsandbytes", load_in_4bit=bits == 4, load_in_8bit=bits == 8)
+    for more in (["--dry-run"], []):
+        code, err = command(*RUN, "--model", "./m", *more)
+        assert code == 3
+        assert "transformers cannot stack experts that bitsandbytes quantised, and the files hold model.layers.0" in err
+        assert len(err.splitlines()) == 1
+    with pytest.raises(SetupError, match="transformers cannot stack experts that bitsandbytes quantised"):
+        load(str(tmp_path / "m"), device="cpu", dtype="bfloat16")
 
 
 def test_bytes_of_stored_tensors(tmp_path):

@@ -10,11 +10,11 @@ from support.methods import small
 
 from kvbench.engine import plan
 from kvbench.engine.attention.geometry import ProbeFailed
-from kvbench.engine.model.load import prepare
+from kvbench.engine.model.load import auto_class, prepare
 from kvbench.engine.model.shape import estimate_shape, known_shape, read_shape, shape_of_model
 from kvbench.engine.model.weights import model_fields
 from kvbench.engine.plan import Machine, roofline
-from kvbench.errors import UserError
+from kvbench.errors import SetupError, UserError
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss", "mixtral", "qwen3_vl", "gemma3", "llama"])
@@ -86,11 +86,37 @@ def test_the_limit_counts_the_entries_that_a_cache_holds_on_average(method, held
     assert read / g.kv_heads / 2 / g.head_dim == pytest.approx(full * (held + new) + window * (WINDOW + 1))
 
 
-@pytest.mark.parametrize("model_type", ["aria", "jetmoe", "mixtral"])
-def test_routed_experts_are_known_by_their_number_wherever_it_is_told(model_type):
-    shape = shape_of_model(zoo.build(zoo.configuration(model_type, {})))
+GEMMA_4 = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 512}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("aria", {}),
+        ("gemma4_text", GEMMA_4),
+        ("hunyuan_v1_moe", {"moe_topk": [2] * zoo.LAYERS}),
+        ("jetmoe", {}),
+        ("mixtral", {}),
+    ],
+)
+def test_routed_experts_are_known_by_their_number_wherever_it_is_told(model_type, changes):
+    shape = shape_of_model(zoo.build(zoo.configuration(model_type, changes)))
     assert shape.routed > shape.streamed
     assert shape.active == 0.5
+
+
+def test_a_package_that_a_model_needs_is_named_before_its_weights_are_read(monkeypatch):
+    """Gemma 3n's vision part needs timm."""
+    config = zoo.configuration("llama", {})
+
+    def lacking(*_, **__):
+        raise ImportError("\nTower requires timm. You can install it with pip:\n`pip install timm`. Please note that\n")
+
+    monkeypatch.setattr(auto_class(config), "from_config", lacking)
+    with pytest.raises(
+        SetupError, match=r"^model type 'llama' needs a package .*: Tower .* pip: `pip install timm`\.$"
+    ):
+        known_shape(config, lambda: pytest.fail("weights were read"))
 
 
 def test_text_does_not_stream_a_vision_tower_or_an_embedding_table():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import struct
 import sys
@@ -11,8 +12,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import transformers
+from support import zoo
 
 from kvbench import __version__, tiny
+from kvbench.cli.commands import list as list_command
 from kvbench.engine.model import load
 from kvbench.errors import SetupError, UserError
 from kvbench.runner import env
@@ -47,9 +51,82 @@ def test_a_folder(folder: Path) -> None:
     assert info.has_chat_template is True
 
 
-def test_context_of_a_model_with_several_parts(folder: Path) -> None:
-    (folder / "config.json").write_text(json.dumps({"text_config": {"max_position_embeddings": 8192}}))
+def test_a_model_with_several_parts(folder: Path) -> None:
+    part = {"max_position_embeddings": 8192, "num_hidden_layers": 3, "vocab_size": 512}
+    (folder / "config.json").write_text(json.dumps({"model_type": "mistral3", "text_config": part}))
     assert models.describe(str(folder)).context == 8192
+    shown = list_command._model(str(folder))
+    assert (shown["context"], shown["num_hidden_layers"], shown["vocab_size"]) == (8192, 3, 512)
+
+
+def rope(kind: str, factor: float, original: int, **more: Any) -> dict[str, Any]:
+    return {"rope_type": kind, "factor": factor, "original_max_position_embeddings": original, **more}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "stated", "changes", "context"),
+    [
+        ("qwen3", 40960, {"rope_scaling": rope("yarn", 4.0, 32768)}, 131072),
+        ("qwen2", 32768, {"rope_scaling": {"type": "yarn", "factor": 4}}, 131072),
+        ("qwen3", 40960, {"rope_parameters": rope("yarn", 4.0, 32768, rope_theta=1e6)}, 131072),
+        (
+            "gemma3_text",
+            4096,
+            {
+                "rope_parameters": {
+                    "full_attention": rope("yarn", 2.0, 4096, rope_theta=1e6),
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                }
+            },
+            8192,
+        ),
+        ("deepseek_v3", 163840, {"rope_scaling": rope("yarn", 40, 4096, type="yarn")}, 163840),
+        ("llama", 65536, {"rope_scaling": rope("llama3", 32.0, 8192, low_freq_factor=1, high_freq_factor=4)}, 65536),
+        ("qwen3", 40960, {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, 40960),
+        ("qwen3", 40960, {}, 40960),
+    ],
+)
+def test_yarn_stretches_a_context_that_is_stated_without_it(
+    folder: Path, model_type: str, stated: int, changes: dict[str, Any], context: int
+) -> None:
+    """The cards of Qwen2.5 and Qwen3 leave max_position_embeddings as it is; DeepSeek states the stretched context."""
+    flat = {"model_type": model_type, "max_position_embeddings": stated} | changes
+    (folder / "config.json").write_text(json.dumps(flat))
+    assert models.describe(str(folder)).context == context
+    assert models.context_of(transformers.AutoConfig.from_pretrained(folder)) == context
+    (folder / "config.json").write_text(json.dumps({"text_config": flat}))
+    assert models.describe(str(folder)).context == context
+
+
+@pytest.mark.parametrize("broken", ["yarn", {"type": "yarn", "factor": [4]}, {"type": "yarn", "factor": math.inf}])
+def test_a_context_is_read_beside_broken_parameters_of_rope(folder: Path, broken: Any) -> None:
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 64, "rope_scaling": broken}))
+    assert models.describe(str(folder)).context == 64
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "ends"),
+    [
+        ({}, 256, {256}),  # the 2 of LlamaConfig is another token here
+        ({"eos_token_id": 300}, 256, {256, 300}),
+        ({"eos_token_id": None}, [256, 301], {256, 301}),
+        ({}, None, {2}),
+        ({"text_config": {"eos_token_id": 300}, "eos_token_id": 301}, 256, {256, 300}),
+    ],
+)
+def test_the_default_of_a_configuration_s_class_is_no_end_token_beside_others(
+    config: dict[str, Any], generation: int | list[int] | None, ends: set[int]
+) -> None:
+    parsed = transformers.LlamaConfig(**config.get("text_config", config))
+    assert vocabulary.end_ids(None, SimpleNamespace(eos_token_id=generation), parsed, config) == ends
+
+
+def test_a_loaded_model_ends_answers_as_its_files_say(tmp_path: Path) -> None:
+    where = zoo.repository(tmp_path, zoo.configuration("llama", {}))
+    config = json.loads((where / "config.json").read_text())
+    del config["eos_token_id"]
+    (where / "config.json").write_text(json.dumps(config))
+    assert load.load(str(where), device="cpu").stop_ids == {256}
 
 
 def test_damage_is_found_before_loading(folder: Path) -> None:
@@ -159,8 +236,10 @@ def test_what_transformers_could_not_read_is_told_in_one_line(tmp_path: Path, mo
     no_tokenizer = "model 'org/x' has no tokenizer files (tokenizer.json). Copy them beside its weights."
     with pytest.raises(SetupError, match=re.escape(no_tokenizer)):
         models.check_tokenizer("org/x", tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{")
-    models.check_tokenizer("org/x", tmp_path)
+    for name in ("tokenizer.json", "tiktoken.model"):
+        (tmp_path / name).write_text("{")
+        models.check_tokenizer("org/x", tmp_path)
+        (tmp_path / name).unlink()
     assert told(str(tmp_path), ValueError("expected value at line 1\nmore")) == (
         "model 'org/x' cannot be read: expected value at line 1"
     )

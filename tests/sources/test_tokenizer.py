@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,6 +67,22 @@ def test_mistral_models_split_text_by_their_own_rule(
     made = read_tokenizer(str(tmp_path))
     assert [word for word, _ in made.backend_tokenizer.pre_tokenizer.pre_tokenize_str("helloWorld")] == words
     assert made.decode(made("a b  10", add_special_tokens=False)["input_ids"]) == "a b  10"
+
+
+def test_a_tekken_file_changes_nothing_where_mistral_common_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the package, transformers would read tekken.json, and the chat template would be lost."""
+    auto, mistral = (
+        f"transformers.{name}" for name in ("models.auto.tokenization_auto", "integrations.mistral.tokenizer")
+    )
+    monkeypatch.setitem(import_module(auto).TOKENIZER_MAPPING_NAMES, "mistral3", "MistralCommonBackend")
+    monkeypatch.setattr(f"{mistral}.is_mistral_common_available", lambda: True)
+    where = folder(tmp_path, "TokenizersBackend", "mistral3")
+    (tmp_path / "tekken.json").write_text("{}")
+    made = read_tokenizer(str(where))
+    assert made.chat_template == SWITCH
+    assert made.decode(made("a b", add_special_tokens=False)["input_ids"]) == "a b"
 
 
 def with_image_token(path: Path) -> tuple[Any, int]:

@@ -81,7 +81,7 @@ FAMILIES = [
     Family("Arcee", "arcee", DENSE),
     Family("Aria", "aria", VISION, estimated=True),
     Family("Aya Vision", "aya_vision", VISION),
-    Family("BitNet", "bitnet", DENSE),
+    Family("BitNet (not quantised)", "bitnet", DENSE),
     Family("Cohere", "cohere", DENSE),
     Family("Cohere 2", "cohere2", DENSE),
     Family("Cohere 2 Vision", "cohere2_vision", VISION),

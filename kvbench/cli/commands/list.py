@@ -292,7 +292,7 @@ def _model(name: str) -> dict[str, Any]:
 
     info = describe(name)
     keys = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size")
-    shape = {key: info.config.get(key) for key in keys}
+    shape = {key: info.text.get(key) for key in keys}
     return {
         "name": info.name,
         "type": info.model_type,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,14 @@ from kvbench.engine.attention.flash import Attn, check_attn
 from kvbench.engine.attention.geometry import LayerGeometry, devices_of, read_layers
 from kvbench.engine.attention.positions import check_latents, check_positions, check_states
 from kvbench.engine.cache.recurrent import StateShape
+from kvbench.engine.model import fp8
 from kvbench.engine.model.adapter import merge, refuse_quantised
 from kvbench.engine.model.fingerprint import fingerprint
 from kvbench.errors import KVBenchError, SetupError, UserError, quote
 from kvbench.sources import quantised, vocabulary
 from kvbench.sources.adapters import Adapter
 from kvbench.sources.model_weights import REPORTING, difference
-from kvbench.sources.models import describe
+from kvbench.sources.models import context_of, describe
 from kvbench.sources.quantised import Form
 from kvbench.sources.refusals import WITH_IMAGES
 from kvbench.sources.tokenizer import read_tokenizer
@@ -115,6 +116,7 @@ def load(
     try:
         tokenizer = read_tokenizer(path, revision)
         config = transformers.AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
+        file = transformers.PreTrainedConfig.get_config_dict(path, revision=revision)[0]
         form, more = _in_its_form(config, where)
         model, report = auto_class(config).from_pretrained(
             path, revision=revision, dtype=kind, use_safetensors=True, trust_remote_code=False, **REPORTING, **more
@@ -133,13 +135,13 @@ def load(
         refuse_quantised(adapter, form)
         if move is not None:
             refuse_kept(form)
-        return replace(prepare(model.eval(), tokenizer), attn=attn)
+        return replace(prepare(model.eval(), tokenizer, file), attn=attn)
     if form is not None:
         _make_plain(model, kind)
     if adapter is not None:  # before the model moves, so that the merged weights do not depend on devices
         model = merge(model, adapter)
     model = move(model) if move is not None else model.to(where)
-    return replace(prepare(model.eval(), tokenizer), attn=attn)
+    return replace(prepare(model.eval(), tokenizer, file), attn=attn)
 
 
 def refuse_kept(form: Form | None) -> None:
@@ -164,7 +166,8 @@ def _in_its_form(config: Any, where: torch.device) -> tuple[Form | None, dict[st
     if form.kept:
         return form, {"device_map": {"": where}}
     holder = config if getattr(config, "quantization_config", None) else config.get_text_config()
-    holder.quantization_config = dict(holder.quantization_config) | {"dequantize": True}
+    method = {"quant_method": fp8.METHOD} if form.name == "fp8" else {}
+    holder.quantization_config = dict(holder.quantization_config) | {"dequantize": True} | method
     return form, {"config": config}
 
 
@@ -204,9 +207,12 @@ def load_draft(target: LoadedModel, name: str) -> LoadedModel:
     return load(describe(name).where, device=str(target.device), dtype=dtype)
 
 
-def prepare(model: Any, tokenizer: Any) -> LoadedModel:
-    """Check a model in memory, and return it as a LoadedModel. model: may be wrapped by peft. Raises UserError when the
-    model's architecture is not supported."""
+def prepare(model: Any, tokenizer: Any, file: Mapping[str, Any] | None = None) -> LoadedModel:
+    """Check a model in memory, and return it as a LoadedModel. Raises UserError when the model's architecture is not
+    supported.
+
+    model: may be wrapped by peft. file: the content of its config.json; None: unknown, see `vocabulary.end_ids`.
+    """
     model = _unwrapped(model)
     parameter = next(model.parameters())
     if parameter.device.type == "cuda":
@@ -225,8 +231,8 @@ def prepare(model: Any, tokenizer: Any) -> LoadedModel:
         geometry,
         parameter.device,
         parameter.dtype,
-        int(getattr(config, "max_position_embeddings", 0) or 1 << 20),
-        vocabulary.end_ids((model.generation_config, config, tokenizer)),
+        context_of(config),
+        vocabulary.end_ids(tokenizer, model.generation_config, config, file),
         folder if (folder := Path(getattr(model.config, "_name_or_path", ""))).is_dir() and folder.name else None,
         fingerprint(model),
         states=states,

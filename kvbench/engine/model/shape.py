@@ -20,12 +20,12 @@ from kvbench.engine.model.continuation import check_continues
 from kvbench.engine.model.load import LoadedModel, auto_class
 from kvbench.engine.model.packing import large_linears
 from kvbench.engine.model.tower import tower_bytes
-from kvbench.errors import quote
+from kvbench.errors import SetupError, quote
 from kvbench.sources.quantised import StoredBytes
 
 SMALL = 20_000_000  # with fewer parameters, a model is fastest on one CPU thread
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-USED = ("num_experts_per_tok", "moe_topk")  # fields with the number of experts that a token uses
+USED = ("num_experts_per_tok", "top_k_experts", "moe_topk")  # fields with the number of experts that a token uses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,12 +153,18 @@ def estimate_shape(config: Any) -> ModelShape:
 
 def on_meta(config: Any) -> Any:
     """Build the model without weights, in bfloat16, a dtype that every operator accepts on the meta device. Raises
-    UserError when the model is not supported, ProbeFailed when its code needs weights."""
+    UserError when the model is not supported, SetupError when its code needs a package, ProbeFailed when it needs
+    weights."""
     refuse_unsupported(config)
     kind = auto_class(config)
     try:
         with torch.device("meta"):
             return kind.from_config(copy.deepcopy(config), dtype=torch.bfloat16, trust_remote_code=False).eval()
+    except ImportError as error:
+        reason = " ".join(words(error).split()).partition(" Please note")[0].rstrip(".")
+        raise SetupError(
+            f"model type {quote(config.model_type)} needs a package that is not installed; install it: {reason}."
+        ) from error
     except Exception as error:  # transformers' code for a model may raise any exception
         raise _only_loaded(config, error) from error
 
@@ -263,8 +269,13 @@ def _active_share(config: Any) -> float:
 
 
 def _first(config: Any, names: tuple[str, ...]) -> int | None:
-    """Return the value of the first of these fields that holds one integer; None if no field does."""
-    return next((number for name in names if type(number := getattr(config, name, None)) is int), None)
+    """Return the value of the first of these fields that holds an integer, or one per layer: then the largest. None if
+    no field does."""
+    for name in names:
+        numbers = value if isinstance(value := getattr(config, name, None), (list, tuple)) else [value]
+        if numbers and all(type(number) is int for number in numbers):
+            return max(numbers)
+    return None
 
 
 def use_threads(shape: ModelShape, device: torch.device) -> int:

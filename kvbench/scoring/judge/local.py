@@ -15,6 +15,7 @@ from kvbench.console.faults import words
 from kvbench.errors import SetupError, quote
 from kvbench.scoring.judge.api import MAX_TOKENS, JudgeError, Reply, messages
 from kvbench.sources.model_weights import REPORTING, difference
+from kvbench.sources.models import context_of
 from kvbench.sources.tokenizer import TODAY, read_tokenizer
 
 
@@ -51,7 +52,7 @@ class LocalJudge:
                 f"the chat template of the judge {quote(self.folder)} fails: {quote(error)}. Give another judge."
             ) from None
         read = prompt["input_ids"].shape[1]
-        room = getattr(model.config.get_text_config(), "max_position_embeddings", 1 << 20) - read
+        room = context_of(model.config) - read
         if room < 1:
             raise JudgeError(f"the judge's prompt has {read} tokens, but the judge's context holds only {room + read}")
         end = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
