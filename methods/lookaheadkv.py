@@ -78,19 +78,23 @@ def _shapes(model: Sizes) -> Shapes:
     hidden, dim = model["hidden_size"], model["head_dim"]
     query, key = model["num_attention_heads"] * dim, model["num_key_value_heads"] * dim
     sizes = {"q_proj": (hidden, query), "k_proj": (hidden, key), "v_proj": (hidden, key), "o_proj": (query, hidden)}
-    shapes: Shapes = {"embeddings": (ROWS, hidden), "scaling": (1,)}
+    shapes: Shapes = {"embeddings": (ROWS, _width(model)), "scaling": (1,)}
     for layer in range(model["num_hidden_layers"]):
         for name, (wide, out) in sizes.items():
             shapes |= {f"A.{layer}.{name}": (RANK, wide), f"B.{layer}.{name}": (out, RANK)}
     return shapes
 
 
+def _width(model: Sizes) -> int:
+    """Return the size of the model's embeddings; in OPT, a projection follows that makes hidden states of them."""
+    return model.get("word_embed_proj_dim") or model["hidden_size"]
+
+
 def _misfit(tensors: Mapping[str, torch.Tensor], model: Sizes) -> str:
     if {"embeddings", "scaling"} - tensors.keys():
         return "the tensor 'embeddings' or 'scaling' is missing"
-    if tensors["embeddings"].shape[-1] != model["hidden_size"]:
-        size = tensors["embeddings"].shape[-1]
-        return f"the learned embeddings have size {size}, but the model's hidden size is {model['hidden_size']}"
+    if (size := tensors["embeddings"].shape[-1]) != _width(model):
+        return f"the learned embeddings have size {size}, but the model's embeddings have {_width(model)}"
     alone = {name[2:] for name in tensors if name[:2] in ("A.", "B.")}
     half = [name for name in sorted(alone) if f"A.{name}" not in tensors or f"B.{name}" not in tensors]
     return f"the adapter of {half[0]} lacks one of its two matrices" if half else ""

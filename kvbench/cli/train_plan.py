@@ -97,10 +97,12 @@ def _device(plan: TrainingPlan) -> str:
 
 def _print_fit(plan: TrainingPlan, changes: Mapping[str, Any], smaller: TrainingPlan) -> None:
     peak, total = f"{_gb(plan.peak.bytes)} GB per process", f"{_gb(plan.device.total)} GB"
-    if not plan.phases:
-        return  # `_print` has said why
     if plan.fits:
-        print(f"{peak}: fits into {total}." + (" The memory of its steps is not counted." if plan.uncounted else ""))
+        print(f"{peak}: fits into {total}.")
+        return
+    if plan.fits is None:
+        counted = f" The other phases take up to {peak}." if plan.phases else ""
+        print(f"Unknown whether it fits into {total}: the memory of its steps is not counted.{counted}")
         return
     options = " ".join(f"--opt {name}={value}" for name, value in changes.items())
     if smaller.fits:

@@ -15,26 +15,47 @@ stay bit-equal to those of the unmodified model.
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
 import torch
 
+from kvbench.engine.attention.interface import text_model
 from kvbench.errors import SetupError, quote
-
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-_PLACE = re.compile(rf"(?:^|\.)layers\.(\d+)\.(?:.*\.)?({'|'.join(PROJECTIONS)})$")
 
 
 def projections(model: Any) -> dict[str, torch.nn.Linear]:
-    """Return the linear layers that an adapter may name, keyed by ``<layer>.<projection>``."""
-    return {
-        f"{found[1]}.{found[2]}": module
-        for name, module in model.named_modules()
-        if (found := _PLACE.search(name)) and hasattr(module, "in_features")  # nn.Linear, or peft's layer in a training
-    }
+    """Return the linear layers that an adapter may name: those inside the decoder's layers, in the model's order.
+
+    The keys are ``<layer>.<name>``, where the name is the last part of the linear layer's name in the model. If a
+    decoder layer has several of one name, the last of them has this key; the keys of the others have the whole path
+    inside the decoder layer, for example ``3.self_attn.gate_proj``.
+    """
+    found: dict[str, torch.nn.Linear] = {}
+    for layer, decoder_layer in reversed(list(enumerate(_decoder_layers(model)))):
+        for path, module in reversed(list(_linears(decoder_layer))):
+            short = f"{layer}.{path.rpartition('.')[2]}"
+            found[f"{layer}.{path}" if short in found else short] = module
+    return dict(reversed(found.items()))
+
+
+def _decoder_layers(model: Any) -> Iterable[torch.nn.Module]:
+    count = model.config.get_text_config().num_hidden_layers
+    stacks = (m for m in text_model(model).modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count)
+    return next(stacks, ())
+
+
+def _linears(layer: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the linear layers inside a decoder layer, each with its path. A module inside a linear layer is left out:
+    in a training, peft's linear layer holds the model's own."""
+    inside: list[str] = []
+    for path, module in layer.named_modules():
+        linear = hasattr(module, "in_features")  # nn.Linear, a quantised layer, or peft's
+        experts = getattr(getattr(module, "weight", None), "ndim", 0) == 3  # the matrices of several experts in one
+        if linear and not experts and not path.startswith(tuple(inside)):
+            inside.append(f"{path}.")
+            yield path, module
 
 
 def fit_adapter(shapes: Mapping[str, tuple[int, ...]], model: Any) -> dict[str, tuple[int, ...]]:

@@ -6,7 +6,7 @@ method and file of weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,15 @@ from kvbench.errors import bare, quote
 from kvbench.eviction.api import Method
 from kvbench.sources.models import ModelInfo
 
+COMPARED = ("budget", "interval")
+
 
 def warnings(config: RunConfig, methods: Mapping[MethodChoice, Method], info: ModelInfo) -> Iterator[str]:
     """Yield a warning for each method that runs at another budget or interval than its weights were trained for.
 
-    A value that the card of the weights lacks is not compared. A budget that is a share of the prompt is not compared
-    either, because its number of entries varies. Variants of a method with the same weights share one warning. Raises
-    KVBenchError if weights or their card are missing, or if a card is damaged.
+    A value that the card of the weights lacks is not compared: the training does not depend on it. A budget that is a
+    share of the prompt is not compared either, because its number of entries varies. Variants of a method with the same
+    weights share one warning. Raises KVBenchError if weights or their card are missing, or if a card is damaged.
     """
     variants: dict[tuple[str, Path], list[MethodChoice]] = {}
     for choice, method in methods.items():
@@ -30,27 +32,36 @@ def warnings(config: RunConfig, methods: Mapping[MethodChoice, Method], info: Mo
             variants.setdefault((choice.name, find(needed, info.folder, info.name)), []).append(choice)
     for (name, path), choices in variants.items():
         cells = [cell for cell in config.cells() if cell.method in choices]
-        here: dict[str, Sequence[Any]] = {
-            "budget": [cell.budget for cell in cells if isinstance(cell.budget, int)],
-            "interval": [config.interval_of(cell) for cell in cells],
-        }
+        here: list[dict[str, Any]] = [
+            {"budget": cell.budget if isinstance(cell.budget, int) else None, "interval": config.interval_of(cell)}
+            for cell in cells
+        ]
         trained = _trained(read_card(path))
-        if any(set(here[name]) - {value} for name, value in trained.items()):
-            at = ", ".join(f"{name} {bare(value)}" for name, value in trained.items())
-            run = ", ".join(f"{name} {_listed(here[name])}" for name in trained if here[name])
+        if not all(any(_matches(values, one) for one in trained) for values in here):
+            at = " or ".join(", ".join(f"{name} {bare(value)}" for name, value in one.items()) for one in trained)
+            values_here = {name: {values[name] for values in here} - {None} for name in trained[0]}
+            run = ", ".join(f"{name} {_listed(values)}" for name, values in values_here.items() if values)
             yield (
                 f"method {quote(name)}: its weights were trained for {at} ({quote(card_path(path))}); "
                 f"this run has {run}, at which the method may score lower."
             )
 
 
-def _trained(card: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the budget and the interval that a card states, by name; a value that the card lacks is left out."""
-    options: Any = card
-    for name in ("made", "settings", "more"):
-        options = options.get(name) if isinstance(options, Mapping) else None
-    return {name: options[name] for name in ("budget", "interval") if name in options} if options else {}
+def _trained(card: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the budgets and intervals that a card states, by name: a second one if the training had another for long
+    texts (the option `long` of `foresightkv`). A value that the card lacks is left out."""
+    made: Any = card.get("made")
+    stated: Any = made.get("trained_at") if isinstance(made, Mapping) else None
+    if not isinstance(stated, Mapping):
+        return [{}]
+    kinds = ("", "long_") if stated.get("long") else ("",)
+    return [{name: stated[kind + name] for name in COMPARED if kind + name in stated} for kind in kinds]
 
 
-def _listed(values: Sequence[int]) -> str:
-    return ", ".join(map(str, sorted(set(values))))
+def _matches(here: Mapping[str, Any], trained: Mapping[str, Any]) -> bool:
+    """Return whether a cell's budget and interval (None: not compared) are those of a training."""
+    return all(here[name] in (None, value) for name, value in trained.items())
+
+
+def _listed(values: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(values)))

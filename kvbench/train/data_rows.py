@@ -20,11 +20,11 @@ from kvbench.train.prompting import Prompting
 
 TALKS = ("messages", "conversations")
 QUESTIONS = ("question", "problem", "query", "prompt")
-REPLIES = ("response", "completion")
+REPLIES = ("response", "completion", "output")
 TEXTS = ("text", "content")
 FORMS = (
     " or ".join(TALKS),
-    f"{', '.join(QUESTIONS)} (with answer or solution, {' or '.join(REPLIES)}, context, system)",
+    f"{', '.join(QUESTIONS)} (with answer or solution, {joined(REPLIES, 'or')}, context, system)",
     " or ".join(TEXTS),
 )
 ROLES = {"system": "system", "user": "user", "human": "user"}

@@ -10,18 +10,22 @@ Letters: L layers, Hk KV heads, D inputs of the scorer per entry.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from kvbench import registry
+from kvbench.engine.attention.geometry import LayerGeometry, check_evicts, for_lengths
 from kvbench.engine.meta import Answers
 from kvbench.engine.model.load import LoadedModel
+from kvbench.engine.model.weights import model_fields
 from kvbench.errors import UserError, counted
 from kvbench.eviction.learned import Shapes
+from kvbench.eviction.terms.foresight import COUNT, Features, scorer_shapes
 from kvbench.train.foresight_states import FEATURES, WITHIN, Choice, Evictions
-from kvbench.train.recipe import Settings, TraceRecipe, check_choices, check_least
+from kvbench.train.recipe import TRAIN_SHORTER, Settings, TraceRecipe, check_choices, check_least
 from kvbench.train.traces import Trace
 
 MEASURED = 32  # traces from which mean and standard deviation of the inputs are estimated
@@ -117,11 +121,13 @@ class ScorerRecipe(TraceRecipe):
     """The base class of recipes that train a scorer (`trained`) on the evictions that happen while traces are read."""
 
     kind = "foresightkv"
+    trained_at = ("budget", "interval", "long", "long_budget", "long_interval")
     trained: TrainedScorer
 
     def begin(self) -> None:
         more, given = self.settings.more, [*self.traces, *self.test]
         longest = max(len(t.ids) for t in given)
+        self.check_longest(self.loaded, more, longest)
         method = registry.methods.get("foresightkv")(features=more["features"])
 
         def evictions(budget: int, interval: int) -> Evictions:
@@ -145,6 +151,16 @@ class ScorerRecipe(TraceRecipe):
         check_least(more, budget=2, interval=1, long=0, long_budget=2, long_interval=1, hidden=1)
         if not more.get("margin", 1.0) > 0:
             raise UserError(f"--opt margin must be above 0; got {more['margin']:g}.")
+        _check_sizes(loaded, more["features"], loaded.geometry)
+        # every answer that trains has so many tokens or more, beside its prompt
+        least = min(more.get("min_tokens", 0), more.get("truncate", 0) or sys.maxsize) + 1
+        check_evicts(for_lengths(loaded.geometry, least), least, TRAIN_SHORTER)
+
+    @classmethod
+    def check_longest(cls, loaded: LoadedModel, more: Mapping[str, Any], longest: int) -> None:
+        geometry = for_lengths(loaded.geometry, longest)
+        check_evicts(geometry, longest, TRAIN_SHORTER)
+        _check_sizes(loaded, more["features"], geometry)
 
     @classmethod
     def answers(cls, settings: Settings, longest: int) -> Answers:
@@ -188,4 +204,18 @@ class ScorerRecipe(TraceRecipe):
         self.trained.put(tensors)
 
     def card(self) -> dict[str, Any]:
-        return super().card() | {"recent": self.evictions.recent, "long_recent": self._of_long.recent}
+        recent = {"recent": self.evictions.recent, "long_recent": self._of_long.recent}
+        return super().card() | recent | {"layers": self.evictions.layers}
+
+
+def _check_sizes(loaded: LoadedModel, features: Features, geometry: Sequence[LayerGeometry]) -> None:
+    """Raise UserError if an evicted layer has other heads or dimensions than the model's configuration names: the
+    scorer has the same sizes in all layers, those of the configuration."""
+    wanted = scorer_shapes(features, model_fields(loaded.model.config))["w1"][1:3]
+    for g in geometry:
+        content = 0 if features == "attn" else g.head_dim + g.read_dim
+        if g.evicts and (g.kv_heads, content + COUNT[features] * g.group) != wanted:
+            raise UserError(
+                f"layer {g.index} of the model has {counted(g.kv_heads, 'KV head')} of dimension {g.head_dim}, other "
+                "than its configuration says of all layers, and the scorer has one size for all. Choose another model."
+            )

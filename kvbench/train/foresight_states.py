@@ -61,7 +61,8 @@ class Evictions:
     """Reads traces under eviction; records the scorer's inputs and the decision at every eviction.
 
     method: the method `foresightkv` without weights; its options set the scorer's features and the protected entries.
-    longest: tokens of the longest trace. within: the oracle's option of this name, see `methods/golden.py`.
+    longest: tokens of the longest trace. within: the oracle's option of this name, see `methods/golden.py`. The
+    attribute `layers` has the layers from which entries are evicted.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Evictions:
         oracle = registry.methods.get("golden")(recent=self.recent, within=within)
         self._full = reader(registry.methods.get("full")(), None)
         self._golden = reader(_Watched(method, oracle, self._taken), budget)
+        self.layers = [g.index for g in self._golden.setup.geometry if g.evicts]
         self._drawn = reader(_Watched(method, method, self._taken), budget)
 
     def evicts(self, trace: Trace) -> bool:

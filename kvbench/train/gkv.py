@@ -18,6 +18,8 @@ from typing import Any, ClassVar
 import torch
 
 from kvbench import registry
+from kvbench.engine.attention.geometry import check_evicts, for_lengths, largest_group
+from kvbench.engine.cache.layout import entry_budget
 from kvbench.engine.loop import Engine
 from kvbench.engine.meta import Answers
 from kvbench.engine.model.fingerprint import fingerprint
@@ -32,7 +34,7 @@ from kvbench.sources.adapters import MERGE
 from kvbench.sources.quantised import form_of
 from kvbench.train import lora
 from kvbench.train.generation_memory import Generation
-from kvbench.train.recipe import Recipe, Settings, check_choices, check_least, drawing
+from kvbench.train.recipe import TRAIN_SHORTER, Recipe, Settings, check_choices, check_least, drawing
 from kvbench.train.sparse_masks import Lifetimes
 from kvbench.train.sparse_pass import RECOMPUTE, recomputes
 from kvbench.train.traces import Question
@@ -51,6 +53,7 @@ class SparseRecipe(Recipe):
         super().__init__(settings)
         more = settings.more
         self.check(loaded, more)
+        self.check_longest(loaded, more, max(len(q.ids) + q.max_new_tokens for q in test))
         self.method = choose.from_label(str(more["method"]))
         self.budget = int(more["budget"]) if self.method.takes_budget else None
         self.interval, self.micro, self.slots = int(more["interval"]), int(more["micro"]), int(more["slots"])
@@ -107,6 +110,25 @@ class SparseRecipe(Recipe):
                 "the model's generation_config.json is invalid and could not be saved with the trained model; correct "
                 f"it first: {why}"
             ) from None
+
+    @classmethod
+    def check_longest(cls, loaded: LoadedModel, more: Mapping[str, Any], longest: int) -> None:
+        if choose.from_label(str(more["method"])).evicts:
+            check_evicts(for_lengths(loaded.geometry, longest), longest, TRAIN_SHORTER)
+
+    def fitting(self, texts: Sequence[tuple[int, int]], what: str) -> int:
+        """Return how many of the texts fit into the budget, so that nothing is evicted from them; 0 for a method
+        without a budget. texts: tokens of each prompt, and of the prompt with its answer. Raises UserError if all
+        texts fit. what: what the texts are, for the error."""
+        group = largest_group(self.loaded.geometry)
+        limits = [entry_budget(self.method, self.budget, prompt, group) for prompt, _ in texts]
+        whole = sum(limit is not None and total <= limit for (_, total), limit in zip(texts, limits))
+        if whole == len(texts):
+            raise UserError(
+                f"every {what} fits into --opt budget={self.budget}, so nothing is evicted and there is nothing to "
+                "train. Give longer questions, or a smaller --opt budget."
+            )
+        return whole
 
     @classmethod
     def check_origin(cls, place: str) -> None:
@@ -167,7 +189,9 @@ class SparseRecipe(Recipe):
         if (needed := self.method.weights()) is not None:
             config = self.loaded.model.config
             tensors = load_weights(needed, self.loaded.folder, config, "cpu", self.loaded.fingerprint)
-            about = {"how": f"copied from {base.name}; {self.name} used them while it trained this model"}
+            how = f"copied from {base.name}; {self.name} used them while it trained this model"
+            before = read_card(find(needed, self.loaded.folder)).get("made") or {}
+            about = {"how": how} | {name: before[name] for name in ("layers", "trained_at") if name in before}
             save_weights(beside / f"{needed.kind}.safetensors", needed.kind, tensors, trained, made=about)
         return folder, card
 

@@ -96,6 +96,7 @@ def train(
             "held_out_before": before,
             "held_out_after": after,
             "seconds": round(training.seconds, 1),
+            "trained_at": {n: recipe.settings.more[n] for n in recipe.trained_at if n in recipe.settings.more},
             **recipe.card(),
         }
         path, card = recipe.write(out, base=base, made=made) if processes.first else (out, {})

@@ -26,6 +26,7 @@ from kvbench.engine.model.load import LoadedModel, pick_device
 from kvbench.engine.model.shape import on_meta, shape_of_model
 from kvbench.eviction.checks import unread
 from kvbench.eviction.planned_device import planned_for
+from kvbench.sources.models import context_of
 from kvbench.train.generation_memory import Generation, fitting, parts
 from kvbench.train.layer_marks import INNER, layers_of, marked
 from kvbench.train.optimiser import ShardedAdamW
@@ -224,7 +225,7 @@ class Rehearsal:
             text.layer_types = text.layer_types[:layers]
         model = on_meta(config).to(self.dtype)
         geometry, states = read_layers(model)
-        context = int(getattr(text, "max_position_embeddings", 0) or 1 << 20)
+        context = context_of(config)
         device = torch.device("meta")
         return LoadedModel(model, _Tokenizer(), geometry, device, self.dtype, context, frozenset({0}), states=states)
 

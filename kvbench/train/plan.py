@@ -79,7 +79,7 @@ class TrainingPlan:
         the plan assumes that every text fits into the largest window.
         """
         Processes(device.processes).share(settings["batch"])
-        context = int(getattr(config.get_text_config(), "max_position_embeddings", 1 << 20))
+        context = models.context_of(config)
         try:
             return cls._with_context(name, config, settings, device, context)
         except UserError:
@@ -97,10 +97,12 @@ class TrainingPlan:
         prompt, answer, known = _lengths(settings, context)
         dtype = pick_dtype(entry.dtype_for(settings), device.torch_device)
         several = min(settings["batch"] // device.processes, max(2, ROOM // (prompt + answer)))
-        held_out = max(1, min(entry.held_out, ROOM // (prompt + answer)))
         tested_on = "questions" if entry.tested_on == "questions" else entry.learns_from
+        # answers to held-out questions are not truncated
+        tested = min(int(settings["max_tokens"]), context - prompt) if tested_on == "questions" else answer
+        held_out = max(1, min(entry.held_out, ROOM // (prompt + tested)))
         items = tuple(longest_item(entry.learns_from, i, prompt, answer) for i in range(several))
-        tests = tuple(longest_item(tested_on, i, prompt, answer) for i in range(held_out))
+        tests = tuple(longest_item(tested_on, i, prompt, tested) for i in range(held_out))
         rehearsal = Rehearsal(
             recipe=recipe_class(name),
             config=config,
@@ -140,8 +142,11 @@ class TrainingPlan:
         return max(self.phases, key=lambda phase: phase.bytes, default=Phase("not counted", Parts()))
 
     @property
-    def fits(self) -> bool:
-        return bool(self.phases) and self.peak.bytes <= self.device.total
+    def fits(self) -> bool | None:
+        """Whether the training fits the device; None if the counted phases fit and others could not be counted."""
+        if self.peak.bytes > self.device.total:
+            return False
+        return None if self.uncounted else True
 
     def smaller(self) -> tuple[dict[str, Any], TrainingPlan]:
         """Return changes of settings, by name, that lower the training's memory, and the plan with these changes.
@@ -151,7 +156,7 @@ class TrainingPlan:
         """
         plan, changes = self, dict[str, Any]()
         for name, value in SMALLER.items():
-            if not plan.fits and plan.settings.get(name, value) != value:
+            if plan.fits is False and plan.settings.get(name, value) != value:
                 changed = {**plan.settings, name: value}
                 try:
                     tried = TrainingPlan.of(self.name, self.config, changed, self.device)

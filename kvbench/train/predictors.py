@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -82,6 +82,9 @@ class PredictorRecipe(TraceRecipe):
             usual = torch.stack([self.read(trace)[1].mean(dim=-1) for trace in self.traces[:FIRST]]).mean(dim=0)
             self.trained["out.bias"][self.layers] = usual.cpu()
         self.trained = {n: t.to(self.loaded.device).requires_grad_(True) for n, t in self.trained.items()}
+
+    def card(self) -> dict[str, Any]:
+        return super().card() | {"layers": self.layers}
 
     def parameters(self) -> dict[str, torch.Tensor]:
         return self.trained

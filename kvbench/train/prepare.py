@@ -119,6 +119,9 @@ def prepare(
                 f"model {quote(model)} has no end token, so its answers would never end; add eos_token_id to "
                 "generation_config.json."
             )
+        if asks:
+            own = (*questions, *held_out) if entry.learns_from == "questions" else held_out
+            make.check_longest(loaded, options, max(len(q.ids) + q.max_new_tokens for q in own))
         if entry.learns_from == "answers":
             asked: dict[str, Any] = {"model": model, "revision": revision, "fingerprint": loaded.fingerprint}
             asked["data"], asked["dtype"] = about, str(loaded.dtype).removeprefix("torch.")

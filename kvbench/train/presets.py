@@ -59,11 +59,10 @@ FORESIGHTKV = Preset(
     | {"budget": 1024, "interval": 256, "features": "paper6", "hidden": 16, "within": "mean", "margin": 0.01},
 )
 FORESIGHTKV_GRPO = Preset(
-    about="answers as for foresightkv; budget 1024 and interval 256 up to 12,000 tokens, 2048 and 512 beyond; the "
-    "paper does not state the number of answers (here of 6,400 questions)",
+    about="answers as for foresightkv; budget 1024 and interval 256 up to 12,000 tokens, 2048 and 512 beyond",
     values=_TRACES
     | _ADAM_10
-    | {"samples": 6400, "steps": 200, "lr": 3e-4, "batch": 32, "schedule": "constant"}
+    | {"samples": FORESIGHTKV.values["samples"], "steps": 200, "lr": 3e-4, "batch": 32, "schedule": "constant"}
     | {"budget": 1024, "interval": 256, "long": 12_000, "long_budget": 2048, "long_interval": 512}
     | {"features": "paper6", "group": 8, "reward": "squared", "clip": 0.2, "kl": 0.01},
     models={

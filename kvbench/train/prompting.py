@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from kvbench.errors import UserError, quote
+from kvbench.errors import UserError, bare, quote
 from kvbench.registry import did_you_mean
 from kvbench.task import Turn
 from kvbench.taskkit.prompts import STYLES, effective_thinking, template_text, uses_chat
@@ -21,12 +21,14 @@ class Prompting:
     """Settings of prompts with the meaning that they have in ``kvbench run``.
 
     thinking: whether the chat template turns thinking on; None: the template's default. prompt_style: name of the
-    wording around questions. system: the system message for rows of the data file that have none.
+    wording around questions. system: the system message for rows of the data file that have none. preset: the preset
+    that sets `thinking`; None: the user sets it.
     """
 
     thinking: bool | None = None
     prompt_style: str = "plain"
     system: str | None = None
+    preset: str | None = None
 
     def __post_init__(self) -> None:
         if self.prompt_style not in STYLES:
@@ -52,10 +54,9 @@ class Prompting:
         # A template may have the switch but no tags that show its effect, as Gemma 4's.
         unseen = thinks is None and chat and reads_thinking(template_text(loaded.tokenizer) or "")
         if self.thinking is not None and bool(thinks) is not self.thinking and not unseen:
-            flag = "--thinking" if self.thinking else "--no-thinking"
-            raise UserError(
-                f"prompts for this model cannot turn thinking {'on' if self.thinking else 'off'}; omit {flag}."
-            )
+            flags = ("--thinking", "--no-thinking") if self.thinking else ("--no-thinking", "--thinking")
+            cure = f"--preset {bare(self.preset)} asks for it: add {flags[1]}" if self.preset else f"omit {flags[0]}"
+            raise UserError(f"prompts for this model cannot turn thinking {'on' if self.thinking else 'off'}; {cure}.")
         kind = loaded.model.config.model_type
         return ModelReader(tokenizer=loaded.tokenizer, model_type=kind, context=loaded.context, chat=chat)
 

@@ -88,6 +88,8 @@ class Recipe(ABC):
         name: the recipe's name in ``kvbench train NAME``.
         kind: the kind of weights that the recipe writes (`kvbench.eviction.api.Weights`).
         figure: the held-out figure that training should improve; higher: whether a larger figure is better.
+        trained_at: the recipe's own settings, among budget and interval, also those for long texts, on which the loss
+            depends. A run that uses the weights at other values gets a warning (`kvbench.runner.trained_at`).
         stores: the most bytes of tensors that the recipe may keep in memory (see `stored`).
         at_once: the most items that one call of `loss` gets. Fewer items take less memory; the loop adds up the
             gradients of all calls. None: one call gets all items of the batch that this process computes.
@@ -98,6 +100,7 @@ class Recipe(ABC):
     kind: ClassVar[str] = ""
     figure: ClassVar[str] = "loss"
     higher: ClassVar[bool] = False
+    trained_at: ClassVar[tuple[str, ...]] = ()
     stores: ClassVar[int] = sys.maxsize
     at_once: ClassVar[int | None] = None
 
@@ -108,6 +111,12 @@ class Recipe(ABC):
     def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
         """Raise UserError if a setting in `more` is invalid or does not fit the model. `prepare` calls it before the
         model answers questions."""
+        return None
+
+    @classmethod
+    def check_longest(cls, loaded: LoadedModel, more: Mapping[str, Any], longest: int) -> None:
+        """Raise UserError if the recipe cannot use texts of up to `longest` tokens. `prepare` calls it for the
+        questions to which the recipe itself lets the model generate answers, before other questions are answered."""
         return None
 
     def about_data(self) -> list[str]:
@@ -201,7 +210,8 @@ class Recipe(ABC):
             trained.copy_(tensors[name])
 
     def card(self) -> dict[str, Any]:
-        """Return the facts that this recipe adds to the card of the weights, for example budget and interval."""
+        """Return the facts that this recipe adds to the card of the weights. If the weights have values for every layer
+        and some stay untrained, `layers` lists the trained ones; kvbench then refuses to evict from other layers."""
         return {}
 
     def write(self, out: Path, *, base: Base, made: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:

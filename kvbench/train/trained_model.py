@@ -15,11 +15,24 @@ from kvbench.errors import SetupError, quote
 from kvbench.store.files import reason, remedy, replacing
 from kvbench.store.tables import sha256
 
+# Files for images and conversations that neither a model nor its tokenizer need have written.
+PROCESSOR = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
 
 def write_model(loaded: LoadedModel, folder: Path) -> None:
-    """Write configuration, weights and tokenizer of a model into a folder that transformers can load."""
+    """Write configuration, weights and tokenizer of a model, and its files for images, into a folder that transformers
+    can load."""
     loaded.model.save_pretrained(folder)
     loaded.tokenizer.save_pretrained(folder)
+    for name in PROCESSOR:
+        if loaded.folder and (loaded.folder / name).is_file() and not (folder / name).exists():
+            shutil.copyfile(loaded.folder / name, folder / name)
 
 
 def save_folder(

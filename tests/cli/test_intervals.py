@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -10,11 +11,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from kvbench import tiny
 from kvbench.compare.baseline import read
 from kvbench.config.layers import gather
 from kvbench.config.run_config import Grid, MethodChoice, RunConfig
 from kvbench.console.problems import Problems
 from kvbench.errors import UserError
+from kvbench.eviction.choose import make
+from kvbench.runner import trained_at
+from kvbench.sources import models
 
 FILE = """
 [run]
@@ -37,6 +42,7 @@ SESSION = {
     "flag": "run --config c.toml --interval 32 --dry-run --json",
     "fitting": "run --method foresightkv --budget 48 --interval 32 --task walk/orbit-100 --limit 1 --dry-run -q",
     "share": "run --method foresightkv --budget 90% --interval 32 --task walk/orbit-100 --limit 1 --dry-run -q",
+    "untuned": "run --method lookaheadkv,trimkv --budget 32 --interval 16 --task lookup --limit 1 --dry-run -q",
     "alone": "run --method foresightkv --budget 32 --interval 16 --task walk/orbit-100 --limit 2 --run-name r2 -q",
     "report": "report results/r1 --json",
     "grouped": "report results/r1 --group-by interval --json",
@@ -148,7 +154,25 @@ def test_one_warning_where_the_card_names_another_budget_or_interval(session: di
     assert line.startswith("warning: method 'foresightkv': its weights were trained for budget 48, interval 32 (")
     assert line.endswith("this run has budget 32, interval 16, 32, at which the method may score lower.")
     assert not warnings("fitting") + warnings("share")
+    assert not warnings("untuned")  # lookaheadkv's training has no budget, and trimkv's no interval
     assert len(warnings("alone")) == 1
+
+
+@pytest.mark.parametrize(("budget", "interval", "told"), [(48, 32, 0), (96, 64, 0), (96, 32, 1)])
+def test_a_scorer_that_was_trained_at_two_budgets_suits_both(
+    budget: int, interval: int, told: int, tmp_path: Path
+) -> None:
+    for name in ("foresightkv.json", "foresightkv.safetensors"):
+        shutil.copy(tiny.path() / name, tmp_path)
+    card = json.loads((tmp_path / "foresightkv.json").read_text())
+    card["made"]["trained_at"] |= {"long": 100, "long_budget": 96, "long_interval": 64}
+    (tmp_path / "foresightkv.json").write_text(json.dumps(card))
+    choice = MethodChoice(name="foresightkv")
+    config = RunConfig(grids=(Grid(methods=(choice,), budgets=(budget,), tasks=("walk",)),), interval=interval)
+    method = make("foresightkv", {"scorer": str(tmp_path)})
+    found = list(trained_at.warnings(config, {choice: method}, models.describe("tiny")))
+    assert len(found) == told
+    assert all("trained for budget 48, interval 32 or budget 96, interval 64" in text for text in found)
 
 
 def test_an_old_run_has_the_hash_and_the_record_that_it_had() -> None:

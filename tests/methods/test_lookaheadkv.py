@@ -7,16 +7,23 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from kvbench.methods.lookaheadkv import LookaheadKV
-from support.models import build, requests
+from support.models import BASE, Words, build, requests
+from support.zoo import configuration
 
-from kvbench.engine.adapter import PROJECTIONS, adapted, projections
+from kvbench.engine.adapter import adapted, projections
 from kvbench.engine.loop import Engine
+from kvbench.engine.model.load import prepare
 from kvbench.engine.model.weights import Base, save_weights
-from kvbench.errors import SetupError
+from kvbench.engine.probes import check_probes
+from kvbench.errors import SetupError, UserError
+from kvbench.eviction.choose import make
 from kvbench.records import Sampling
+from kvbench.train.recipes.lookaheadkv import LookaheadRecipe
 
 ROWS, RANK, BUDGET = 5, 3, 16
+SEVEN = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 
 def made(model, seed: int = 0, scale: float = 0.5) -> dict[str, torch.Tensor]:
@@ -124,7 +131,42 @@ def test_the_adapter_is_added_inside_the_block_only():
         silent = {name: torch.zeros_like(t) if name.startswith("B.") else t for name, t in weights.items()}
         with adapted(model, silent):
             assert torch.equal(model(ids).logits, before)
-    assert {name.split(".")[1] for name in projections(model)} == set(PROJECTIONS)
+    assert {name.split(".")[1] for name in projections(model)} == SEVEN
+
+
+def test_a_layer_with_two_linear_layers_of_one_name_has_both():
+    """AFMoE's attention has a gate_proj beside that of its feed-forward part, to which the short name belongs."""
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(configuration("afmoe", {}))
+    found, layer = projections(model), model.model.layers[0]
+    assert found["0.gate_proj"] is layer.mlp.gate_proj
+    assert found["0.self_attn.gate_proj"] is layer.self_attn.gate_proj
+
+
+@pytest.mark.parametrize("kind", ["opt", "gpt2"])
+def test_a_probe_behind_the_last_position_fails_the_row(kind):
+    """Positions of these models are rows of a table, of 64 here. laq reads eight probes of a token each."""
+    config = configuration(kind, {"max_position_embeddings": 64})
+    torch.manual_seed(0)
+    model = prepare(transformers.AutoModelForCausalLM.from_config(config).eval(), Words())
+    engine = Engine(model, make("laq", {"n": 8}), budget=40, interval=8, slots=1, max_tokens=64)
+    asked = requests(lengths=(60, 50), new_tokens=(4, 4), samples=1)
+    found = [(answer.status, answer.note) for answer in engine.generate(asked)]
+    note = "60 prompt tokens + 5 tokens of a probe in a context of 64"
+    assert found == [("prompt_too_long", note), ("ok", "")]
+
+
+def test_embeddings_of_every_layer_are_refused():
+    config = transformers.Gemma4TextConfig(**BASE, hidden_size_per_layer_input=8)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    message = "method 'lookaheadkv' does not support model type 'gemma4_text': every layer reads its own embeddings"
+    with pytest.raises(UserError, match=message):
+        check_probes(LookaheadKV(), config)
+    with pytest.raises(UserError, match=message):
+        LookaheadRecipe.check(dataclasses.replace(build("llama"), model=model), {"places": "none"})
+    check_probes(make("laq", {}), config)
+    check_probes(LookaheadKV(), build("llama").model.config)
 
 
 def test_an_adapter_of_another_model_is_refused():

@@ -35,6 +35,7 @@ GIVEN = {  # forms whose answer or text comes from the file
     "prompt and response": {"prompt": ASK, "response": SAY},
     "prompt and completion as messages": {"prompt": TALK[:1], "completion": TALK[1:]},
     "query and response": {"query": ASK, "response": SAY},
+    "problem and output": {"problem": ASK, "output": SAY},
     "text": {"text": ASK + SAY},
     "content": {"content": ASK + SAY},
 }
@@ -129,8 +130,8 @@ def test_a_wrong_column_is_one_line(write, tmp_path, capsys, monkeypatch):
     [line] = capsys.readouterr().err.splitlines()
     assert line == (
         f"error: {data}:1: no column with a question or text; found 'frage', 'antwort', 'prompt'; accepted: messages "
-        "or conversations; question, problem, query, prompt (with answer or solution, response or completion, context, "
-        "system); text or content."
+        "or conversations; question, problem, query, prompt (with answer or solution, response, completion or output, "
+        "context, system); text or content."
     )
 
 
@@ -248,6 +249,8 @@ def test_thinking_that_the_template_does_not_switch_is_refused(thinking, write, 
     chatting.tokenizer.chat_template = "U: {{ messages[0]['content'] }} A:" + " <think>\n" * (not thinking)
     with pytest.raises(UserError, match=f"cannot turn thinking {'on' if thinking else 'off'}; omit --"):
         read(chatting, {"question": "a"}, write, Prompting(thinking=thinking))
+    with pytest.raises(UserError, match=f"; --preset paper asks for it: add --{'no-' if thinking else ''}thinking"):
+        read(chatting, {"question": "a"}, write, Prompting(thinking=thinking, preset="paper"))
 
 
 def test_a_template_that_switches_thinking_without_tags_is_taken(write, chatting):

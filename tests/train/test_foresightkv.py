@@ -34,6 +34,7 @@ from kvbench.train.foresight_states import Evictions
 from kvbench.train.loop import train
 from kvbench.train.recipe import Settings
 from kvbench.train.recipes.foresightkv import ForesightRecipe
+from kvbench.train.recipes.foresightkv_grpo import PolicyRecipe
 from kvbench.train.traces import Trace, built_in, collect
 
 MORE = {"budget": 24, "interval": 8, "features": "paper6", "hidden": 8, "within": "mean", "margin": 0.01}
@@ -303,6 +304,27 @@ def test_mistakes(changes, message):
     with pytest.raises(UserError) as error:
         ForesightRecipe(build("llama"), settings, random_traces(1), random_traces(1))
     assert str(error.value).startswith(message)
+
+
+def test_layers_of_other_sizes_than_the_configuration_are_refused_before_anything_is_asked():
+    """As in Gemma 4, whose layers with full attention have wider heads."""
+    loaded = build("gemma2")
+    geometry = tuple(g if g.window else dataclasses.replace(g, head_dim=2 * g.head_dim) for g in loaded.geometry)
+    wider = dataclasses.replace(loaded, geometry=geometry)
+    for recipe in (ForesightRecipe, PolicyRecipe):
+        with pytest.raises(UserError, match=r"^layer 0 of the model has 2 KV heads of dimension 32, other than"):
+            recipe.check(wider, MORE)
+    ForesightRecipe.check(wider, MORE | {"features": "attn"})  # which reads neither keys nor values
+    ForesightRecipe.check(loaded, MORE)
+
+
+def test_windows_in_every_layer_are_refused():
+    loaded, settings = build("mistral-sliding"), dataclasses.replace(SETTINGS, more=MORE)
+    with pytest.raises(UserError, match=r"window of at most 24 tokens, .* Give shorter texts .* up to 80 tokens"):
+        ForesightRecipe(loaded, settings, random_traces(1), random_traces(1))
+    with pytest.raises(UserError, match=r"Give shorter texts .* up to 25 tokens"):
+        ForesightRecipe.check(loaded, MORE | {"min_tokens": 24})  # known before any answer
+    ForesightRecipe.check(loaded, MORE | {"min_tokens": 24, "truncate": 8})
 
 
 def test_answers_too_short_for_an_eviction_are_told():

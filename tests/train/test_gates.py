@@ -230,6 +230,34 @@ def test_a_few_steps_on_other_shapes(model, recipe, tmp_path: Path):
 
 
 @pytest.mark.parametrize("recipe", BOTH)
+def test_a_layer_without_trained_gates_is_not_evicted(recipe, tmp_path: Path):
+    """gemma2's layer 1 has a window of 24 tokens: it is untrained, for the traces have 50 and 35."""
+    loaded = build("gemma2")
+    made = recipe(loaded, dataclasses.replace(settings(recipe, budget=6), steps=1), drawn(), drawn(count=1))
+    done = train(made, tmp_path, base=Base(name="random", config=loaded.model.config))
+    assert done.card["made"]["layers"] == [0, 2]
+    method = make(recipe.name, {"gates": str(done.path)})
+    with pytest.raises(
+        UserError, match=r"are untrained in 1 layer that the method would evict \(the first is layer 1\)"
+    ):
+        Engine(loaded, method, budget=6, interval=8, slots=1, max_tokens=24)
+    Engine(loaded, method, budget=6, interval=8, slots=1, max_tokens=25)
+
+
+@pytest.mark.parametrize("recipe", BOTH)
+def test_texts_that_fit_into_the_budget_are_noted_or_refused(random_model, recipe):
+    def about(budget):
+        return recipe(random_model, settings(recipe, budget=budget), drawn(), drawn()).about_data()
+
+    assert about(34) == []
+    assert about(35) == ["3 of 6 answers teach no gate to forget: with the prompt they fit into the budget."]
+    with pytest.raises(
+        UserError, match=r"every prompt with its answer fits into --opt budget=50, so the capacity loss"
+    ):
+        about(50)
+
+
+@pytest.mark.parametrize("recipe", BOTH)
 def test_training_and_the_engine_have_the_same_gates(loaded, traces, recipe, tmp_path: Path, monkeypatch):
     """In the first layer at any time, and in all layers while nothing fades, as while the engine reads a prompt."""
     trace = traces[0][0]

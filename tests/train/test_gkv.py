@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from support import vision, zoo
 from support.models import ARCHITECTURES, build
 from support.recipes import change, logits_at_once
 
@@ -21,7 +22,7 @@ from kvbench.engine import sampler
 from kvbench.engine.model.load import load
 from kvbench.engine.model.weights import Base
 from kvbench.errors import UserError
-from kvbench.train import sparse_pass
+from kvbench.train import prepare, sparse_pass
 from kvbench.train.collection import Collection
 from kvbench.train.data_file import read_questions
 from kvbench.train.entry import LORA
@@ -32,6 +33,7 @@ from kvbench.train.recipes.gkv_rl import RLRecipe, advantages, log_probs
 from kvbench.train.sparse_masks import SparseAttention
 from kvbench.train.sparse_pass import Part
 from kvbench.train.traces import Question, Trace, built_in, collect
+from kvbench.train.trained_model import write_model
 
 MORE = {"method": "gkv", "budget": 112, "interval": 32, "slots": 32, "micro": 8, "recompute": "off"}
 MORE |= {"precision": "float32", **LORA, "temperature": 0.6, "kl_temperature": 0.6}
@@ -278,6 +280,49 @@ def test_a_budget_that_no_answer_exceeds_is_refused(loaded, asked, answers):
         "is evicted."
     )
     assert tight.about_data() == ([said] if fits else [])
+
+
+def test_rollouts_that_no_budget_evicts_are_refused(loaded, asked):
+    shorter = dataclasses.replace(asked[0][0], max_new_tokens=50)
+    questions = [shorter, *asked[0][1:]]
+    totals = [len(q.ids) + q.max_new_tokens for q in questions]
+
+    def made(budget, **more):
+        return RLRecipe(copy.deepcopy(loaded), settings(ROLL | {"budget": budget} | more), questions, asked[1])
+
+    line = f"every prompt with its longest answer fits into --opt budget={max(totals)}, so nothing is evicted"
+    with pytest.raises(UserError, match=line):
+        made(max(totals)).about_data()
+    assert made(max(totals), method="full").about_data() == []
+    assert made(min(totals) - 1).about_data() == []
+    evicted = sum(total > min(totals) for total in totals)
+    [said] = made(min(totals)).about_data()
+    assert said.startswith(f"{evicted} of {len(totals)} questions can train under eviction; of the others, prompt")
+
+
+@pytest.mark.parametrize("name", ["gkv-distill", "gkv-rl"])
+def test_windows_in_every_layer_are_refused_before_anything_is_asked(name, tmp_path, monkeypatch, capsys):
+    folder = zoo.repository(tmp_path / "m", zoo.configuration("mistral", {"sliding_window": 24}))
+    monkeypatch.setattr(prepare, "_answered", lambda *_: pytest.fail("the model answered"))
+    assert main(["train", name, "--model", str(folder), "--out", str(tmp_path / "out")]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "sliding window of at most 24 tokens" in line
+    assert "Give shorter texts or questions" in line
+
+
+def test_answers_of_the_data_that_outgrow_every_window_are_refused():
+    test = [Question(name="q", ids=(1, 2), max_new_tokens=4, judge=bool)]
+    answers = [Trace(name="t", prompt=(1, 2), answer=(3,) * 30)]
+    with pytest.raises(UserError, match=r"at most 24 tokens, .* Give shorter texts or questions, .* up to 32 tokens"):
+        DistillRecipe(build("mistral-sliding"), settings(RANDOM), answers, test)
+
+
+def test_the_files_for_images_go_with_the_trained_model(tmp_path):
+    folder = vision.repository(tmp_path / "vl", "llava_onevision")
+    write_model(load(str(folder), device="cpu"), tmp_path / "model")
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        assert (tmp_path / "model" / name).read_bytes() == (folder / name).read_bytes()
+    assert vision.model_reader(tmp_path / "model").vision is not None
 
 
 def test_weights_of_the_eviction_method_are_missed_before_anything_is_asked():

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from kvbench.methods.lookaheadkv import LookaheadKV
-from support.models import build
+from support.models import VOCABULARY, Words, build
+from support.zoo import configuration
 
 from kvbench import tiny
 from kvbench.cli.app import main
-from kvbench.engine.adapter import PROJECTIONS
 from kvbench.engine.loop import Engine
-from kvbench.engine.model.load import load
+from kvbench.engine.model.load import load, prepare
+from kvbench.engine.model.random_weights import shapes_of
 from kvbench.engine.model.weights import Base
 from kvbench.errors import UserError
 from kvbench.records import Request
@@ -27,8 +29,10 @@ from kvbench.train.recipe import Settings
 from kvbench.train.recipes.lookaheadkv import LookaheadRecipe
 from kvbench.train.traces import Trace, built_in, collect
 
+SEVEN = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 MORE = {"rows": 4, "rank": 2, "alpha": 8.0, "budget": 32}
 SETTINGS = Settings(steps=12, lr=5e-3, warmup=2, batch=4, more=MORE)
+WITHOUT_ADAPTER = dataclasses.replace(SETTINGS, more=MORE | {"places": "none"})
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +114,7 @@ def test_the_target_is_the_models_own_attention(loaded, traces):
 
 
 @pytest.mark.parametrize(
-    ("places", "names"), [("q_proj, v_proj", {"q_proj", "v_proj"}), ("none", set()), ("all", set(PROJECTIONS))]
+    ("places", "names"), [("q_proj, v_proj", {"q_proj", "v_proj"}), ("none", set()), ("all", SEVEN)]
 )
 def test_an_adapter_has_its_places(loaded, traces, tmp_path: Path, places, names):
     settings = dataclasses.replace(SETTINGS, steps=1, more=MORE | {"places": places})
@@ -127,6 +131,65 @@ def test_an_adapter_has_its_places(loaded, traces, tmp_path: Path, places, names
 def test_an_unknown_place_is_refused(loaded):
     with pytest.raises(UserError, match=r"--opt places must be all, none, or names from q_proj, .*; got 'qproj'"):
         LookaheadRecipe.check(loaded, MORE | {"places": "qproj"})
+    with pytest.raises(UserError, match=r"names from o_proj, qkv_proj, gate_up_proj, down_proj; got 'q_proj'"):
+        LookaheadRecipe.check(build("phi3"), MORE | {"places": "o_proj,q_proj"})
+
+
+def small_model(kind, **changes):
+    torch.manual_seed(0)
+    return prepare(transformers.AutoModelForCausalLM.from_config(configuration(kind, changes)).eval(), Words())
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("opt", {"k_proj", "v_proj", "q_proj", "out_proj", "fc1", "fc2"}),
+        ("gpt_neox", {"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"}),
+    ],
+)
+def test_all_places_are_all_linear_layers_of_the_decoder(kind, names, tmp_path: Path):
+    """OPT's embeddings are narrower than its hidden states."""
+    loaded = small_model(kind, **({"word_embed_proj_dim": 32} if kind == "opt" else {}))
+    recipe = LookaheadRecipe(loaded, dataclasses.replace(SETTINGS, steps=1), SHORT, SHORT)
+    assert {name.rpartition(".")[2] for name in recipe.parameters()} - {"embeddings"} == names
+    done = train(recipe, tmp_path, base=Base(name="m", config=loaded.model.config))
+    engine = Engine(loaded, LookaheadKV(lookahead=str(done.path)), budget=8, interval=8, slots=1, max_tokens=60)
+    request = Request(task="t", doc_id="d", prompt_ids=SHORT[0].prompt, max_new_tokens=4)
+    assert [answer.status for answer in engine.generate([request])] == ["ok"]
+
+
+def test_random_weights_have_the_size_of_the_embeddings():
+    loaded = small_model("opt", word_embed_proj_dim=32)
+    assert shapes_of(LookaheadKV().weights(), loaded.model)["embeddings"][1] == 32
+
+
+def test_a_model_without_linear_layers_takes_no_adapter():
+    """GPT-2's are of a class of its own."""
+    loaded = small_model("gpt2")
+    with pytest.raises(UserError, match="'GPT2LMHeadModel' has no linear layers in its decoder; use --opt places=none"):
+        LookaheadRecipe.check(loaded, MORE)
+    assert set(LookaheadRecipe(loaded, WITHOUT_ADAPTER, SHORT, SHORT).parameters()) == {"embeddings"}
+
+
+def test_learned_tokens_begin_as_the_model_reads_tokens():
+    """Gemma's embeddings are rows of the table times the root of the hidden size."""
+    loaded = build("gemma2")
+    begun = LookaheadRecipe(loaded, WITHOUT_ADAPTER, SHORT, SHORT).parameters()["embeddings"].detach()
+    with torch.no_grad():
+        every = loaded.model.get_input_embeddings()(torch.arange(VOCABULARY))
+    assert bool((torch.cdist(begun, every).amin(dim=1) < 1e-3).all())
+
+
+def test_prompts_without_positions_for_the_learned_tokens_are_left_out():
+    loaded = small_model("opt", max_position_embeddings=64, word_embed_proj_dim=64)
+    long = Trace(name="b", prompt=tuple(range(2, 63)), answer=(5, 9))
+    recipe = LookaheadRecipe(loaded, SETTINGS, [*SHORT, long], SHORT)
+    assert recipe.traces == SHORT
+    assert recipe.about_data() == [
+        "left out: 1 answer whose prompt leaves no positions for 4 learned tokens; 1 train, 1 are held out."
+    ]
+    with pytest.raises(UserError, match=r"have more than 60 tokens, and this model has only 64 positions, 4 of them"):
+        LookaheadRecipe(loaded, SETTINGS, [long], SHORT)
 
 
 def test_the_guess_is_what_the_method_keeps(loaded, traces, tmp_path: Path):

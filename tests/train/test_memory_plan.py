@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import transformers
 from support import training_memory, training_plans
+from support.recipes import change
 
 from kvbench.cli.app import main
 from kvbench.errors import UserError
@@ -39,6 +40,29 @@ def test_the_plan_counts_what_the_allocator_measures(case):
     assert STEP in measured
     for phase, size in measured.items():
         assert counted[phase] == pytest.approx(size, rel=0.1), phase
+
+
+_SMALL = {"max_prompt": 40, "max_tokens": 60, "truncate": 0, "tokens": 100, "batch": 2, "samples": 2, "seed": 0}
+_SMALL |= {"budget": 48, "interval": 16, "group": 2, "width": 8, "sinks": 4, "recent": 16}
+
+
+@pytest.mark.parametrize("name", catalogue.BUILT_IN)
+def test_the_steps_of_every_recipe_are_counted_for_a_gpu(name, monkeypatch):
+    """Prompts on a GPU have a mask that torch cannot make while a rehearsal watches."""
+    change(monkeypatch, name, held_out=2)
+    settings = catalogue.entry_of(name).settings("model", None)
+    settings |= {option: value for option, value in _SMALL.items() if option in settings or option == "seed"}
+    plan = TrainingPlan.of(name, training_memory.config(2), settings, Device(gpu=True, total=10**10))
+    assert plan.uncounted == ""
+    assert plan.fits
+    assert STEP in [phase.name for phase in plan.phases]
+
+
+def test_answers_to_held_out_questions_are_as_long_as_max_tokens():
+    changes = _OWN_CACHE | {"truncate": 20}
+    planned = training_memory.plan("gkv-distill", training_memory.config(2), **changes)
+    assert (planned.items[0].ids, planned.answer) == ((0,) * 60, 20)
+    assert [(len(q.ids), q.max_new_tokens) for q in planned.held_out] == [(40, 200)] * 2
 
 
 @pytest.fixture
@@ -107,8 +131,13 @@ def test_a_plan_without_counts_says_so(folder, capsys, monkeypatch):
 
     monkeypatch.setattr(Rehearsal, "phases", fail)
     argv = ["train", "gkv-rl", "--model", folder, "--batch", "2", "--dry-run", "--opt", "max_tokens=20"]
+    argv += ["--gpu-memory", "80GB", "--json"]
     assert main([*argv, "--opt", "budget=64", "--opt", "interval=32"]) == 0
-    assert "could not be counted: it reads values" in " ".join(capsys.readouterr().err.split())
+    printed = capsys.readouterr()
+    assert "could not be counted: it reads values" in " ".join(printed.err.split())
+    *_, text, document = printed.out.splitlines()
+    assert text.startswith("Unknown whether it fits into 80.00 GB: the memory of its steps is not counted.")
+    assert json.loads(document)["fits"] is None
 
 
 def layered(folder, layers):

@@ -14,6 +14,7 @@ from kvbench.taskkit.synthetic.problem import HELD_OUT
 from kvbench.taskkit.synthetic.variants import VARIANTS
 from kvbench.train import traces
 from kvbench.train.catalogue import BUILT_IN
+from kvbench.train.collection import Collection
 from kvbench.train.loop import LOG
 from kvbench.train.prepare import prepare
 
@@ -73,6 +74,12 @@ def test_two_steps_of_every_preset(name, preset, data, tmp_path, monkeypatch, ca
 def test_answers_are_sampled_at_the_temperature_of_the_paper():
     """Where a paper and its released script differ, a preset takes the paper's value."""
     assert BUILT_IN["gkv-rl"].presets["paper"].values["temperature"] == 0.6
+
+
+def test_both_stages_of_foresightkv_share_their_answers():
+    first, second = (BUILT_IN[name].settings("m", "paper") for name in ("foresightkv", "foresightkv-grpo"))
+    assert first["samples"] == second["samples"]
+    assert Collection.of(first) == Collection.of(second)
 
 
 def test_a_trace_beyond_a_length_has_its_own_budget(data, tmp_path, monkeypatch):

@@ -136,7 +136,8 @@ def train(typed: Mapping[str, Any], kind: Annotated[str, typer.Argument(metavar=
     given = {name: value for name, value in (numbers | words).items() if value is not None}
     prompting = Prompting()
     with problems.collect():
-        prompting = Prompting(**{name: (settings | given).get(name, default) for name, default in PROMPTING.items()})
+        chosen = {name: (settings | given).get(name, default) for name, default in PROMPTING.items()}
+        prompting = Prompting(**chosen, preset=preset if "thinking" not in given else None)
     with problems.collect():
         unused = [name for name in OF_RECIPES if typed[name] or name in given]
         if kind in TABLES and unused:

@@ -15,17 +15,25 @@ import torch
 
 from kvbench.engine.attention.geometry import own_failures
 from kvbench.engine.attention.grouped import causal_bias
-from kvbench.engine.attention.interface import AttentionCall, route, run
+from kvbench.engine.attention.interface import AttentionCall, route, run, text_model
 from kvbench.engine.cache.recurrent import RecurrentStates, StateShape
 from kvbench.errors import UserError, quote
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 5e-3}  # relative to the largest number
 TOKENS = 6
+TABLES = frozenset({"wpe", "embed_positions", "position_embeddings"})  # modules or buffers with a row per position
 
 
 class _Stop(BaseException):
     """Ends a forward pass early. It is a BaseException, so that `except Exception` in the model's code does not catch
     it."""
+
+
+def has_position_table(model: Any) -> bool:
+    """Return whether the model looks its positions up in a table, so that it fails at positions behind its context."""
+    text = text_model(model)
+    names = (name for name, _ in (*text.named_parameters(), *text.named_buffers()))
+    return any(TABLES.intersection(name.split(".")) for name in names)
 
 
 @torch.no_grad()

@@ -17,6 +17,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import CausalBias, causal_lower_right
+from torch.utils._python_dispatch import _disable_current_modes
 
 from kvbench.eviction.planned_device import for_gpu, on_gpu
 
@@ -32,7 +33,10 @@ def newest_rows(count: int, rows: int) -> torch.Tensor | None:
     The mask is an object that stores no elements. Query i (from 0) sees all keys but the newest count - 1 - i. Returns
     None if no key is hidden. Only `grouped_sdpa` on CUDA takes such a mask.
     """
-    return causal_lower_right(count, rows) if count > 1 else None
+    if count == 1:
+        return None
+    with _disable_current_modes():  # torch 2.13 cannot make the mask in a dispatch mode, such as a plan's ledger
+        return causal_lower_right(count, rows)
 
 
 def grouped_sdpa(

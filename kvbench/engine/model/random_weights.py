@@ -12,7 +12,7 @@ import torch
 
 from kvbench.engine.adapter import fit_adapter
 from kvbench.engine.model.load import LoadedModel
-from kvbench.engine.model.weights import TABLES, Base, find, model_fields, save_weights
+from kvbench.engine.model.weights import TABLES, Base, find, model_fields, model_sizes, save_weights
 from kvbench.errors import KVBenchError, UserError, quote
 from kvbench.eviction.api import Method, Weights
 from kvbench.eviction.combined import Combined
@@ -64,7 +64,7 @@ def shapes_of(weights: Weights, model: Any) -> dict[str, tuple[int, ...]]:
     of weights whose shapes are unknown."""
     ours = model_fields(model.config)
     if isinstance(weights, LearnedWeights):
-        return fit_adapter(weights.shapes(ours), model)
+        return fit_adapter(weights.shapes(model_sizes(model.config)), model)
     if weights.kind not in TABLES:
         raise UserError(
             f"there are no weights {quote(weights.kind)} for this model, and kvbench cannot draw random ones, because "

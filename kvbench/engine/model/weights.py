@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from kvbench import __version__, tiny
-from kvbench.errors import SetupError, UserError, bare, quote
+from kvbench.errors import SetupError, UserError, bare, counted, quote
 from kvbench.eviction.api import Weights
 from kvbench.eviction.learned import LearnedWeights
 from kvbench.sources.models import TINY
@@ -66,6 +66,15 @@ def model_fields(config: Any) -> dict[str, Any]:
     if found["head_dim"] is None and heads:
         found["head_dim"] = (found["hidden_size"] or 0) // heads
     return found
+
+
+def model_sizes(config: Any) -> dict[str, Any]:
+    """Return the `model_fields` and, if the configuration has it, `word_embed_proj_dim`: the width of the embeddings
+    where it differs from the hidden size."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config.get("text_config") or config
+    get = text.get if isinstance(text, Mapping) else partial(_attribute, text)
+    width = get("word_embed_proj_dim")
+    return model_fields(config) | ({} if width is None else {"word_embed_proj_dim": width})
 
 
 def _attribute(config: Any, name: str) -> Any:
@@ -114,16 +123,18 @@ def load_weights(
     config: Any,
     device: torch.device | str,
     fingerprint: str | None = None,
+    layers: Collection[int] = (),
 ) -> dict[str, torch.Tensor]:
     """Return the tensors of a method's weights in float32.
 
     model_folder, config, fingerprint: those of the model on which the method runs; if `fingerprint` is None,
-    fingerprints are not compared.
+    fingerprints are not compared. layers: the layers that the method will evict.
 
     Raises:
         SetupError: the file or its card is missing, unreadable or damaged, or does not fit the model or the method's
             options.
-        UserError: the method needs trained weights, no path was given, and the model's folder has none.
+        UserError: the method needs trained weights, no path was given, and the model's folder has none. Or the card
+            says that the weights were trained in some layers only, and `layers` has others.
     """
     path = find(weights, model_folder, _name(config, model_folder))
     card = read_card(path)
@@ -146,6 +157,7 @@ def load_weights(
             "model's. Train new weights. To use these weights nevertheless, copy the file and its card, and set "
             "'fingerprint' in the copied card to null."
         )
+    _check_layers(path, card, layers)
     return {name: tensor.float().to(device) for name, tensor in tensors.items()}
 
 
@@ -245,8 +257,21 @@ def _check(path: Path, weights: Weights, card: dict[str, Any], tensors: dict[str
                 f"weights {quote(path)}: {quote(name)} holds numbers that are not finite. "
                 "Copy the file again, or train new weights."
             )
-    if isinstance(weights, LearnedWeights) and (why := weights.check(tensors, ours)):
+    if isinstance(weights, LearnedWeights) and (why := weights.check(tensors, model_sizes(config))):
         raise SetupError(f"{weights.what} weights {quote(path)} do not fit: {why}. {OTHERS}")
+
+
+def _check_layers(path: Path, card: Mapping[str, Any], layers: Collection[int]) -> None:
+    """Raise UserError if the weights are untrained in one of these layers. Layers whose sliding window was shorter than
+    a text of the training are untrained. A card without `layers` says nothing about them."""
+    trained = card["made"].get("layers") if isinstance(card.get("made"), Mapping) else None
+    if trained is not None and (missing := sorted(set(layers) - set(trained))):
+        raise UserError(
+            f"weights {quote(path)} are untrained in {counted(len(missing), 'layer')} that the method would evict (the "
+            f"first is layer {missing[0]}): its sliding window holds every sequence, but not the longest text of the "
+            "training. Train with texts that fit into the window, or raise --max-new-tokens until sequences do "
+            "not."
+        )
 
 
 def _heads(fields: Mapping[str, Any]) -> tuple[Any, Any]:

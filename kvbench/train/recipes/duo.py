@@ -56,8 +56,7 @@ class DuoRecipe(Recipe):
         longest = max(len(example.ids) for example in (*examples, *held_out))
         geometry = for_lengths(loaded.geometry, longest)
         check_evicts(geometry, longest, TRAIN_SHORTER)
-        # Sliding-window layers have no alpha to train. The table has 1 for them, which matters only for sequences so
-        # short that `for_lengths` drops the window.
+        # Sliding-window layers have no alpha to train. The table has 1 for them, which no run reads (`card`).
         self.layers = [g.index for g in geometry if g.evicts]
         self.again = recomputes(loaded.model, "auto")
         self.alpha = torch.ones(len(self.layers), heads.pop(), device=loaded.device, requires_grad=True)
@@ -104,6 +103,7 @@ class DuoRecipe(Recipe):
             "examples": len(self.examples),
             "held_out": len(self.test),
             "tokens": sum(len(example.ids) for example in self.examples),
+            "layers": self.layers,
         }
 
     def _deviation(self, example: Example, alpha: torch.Tensor) -> torch.Tensor:

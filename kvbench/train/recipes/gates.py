@@ -28,6 +28,7 @@ from kvbench.engine.attention.interface import AttentionCall, route
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.weights import model_fields
 from kvbench.engine.rules import Rules
+from kvbench.errors import UserError
 from kvbench.eviction.api import Method
 from kvbench.eviction.terms.capacity import Hinge, capacity_loss
 from kvbench.eviction.terms.gates import Gate, GateForm, Tie
@@ -52,6 +53,7 @@ class GateRecipe(TraceRecipe):
     answers."""
 
     figure = "kl"
+    trained_at = ("budget",)  # the interval matters only for held-out figures
     over: ClassVar[Literal["head", "model"]]  # whether each head has the budget, or the whole model shares it
 
     def begin(self) -> None:
@@ -76,6 +78,21 @@ class GateRecipe(TraceRecipe):
         check_choices(more, **CHOICES, recompute=RECOMPUTE)
         check_least(more, width=1, budget=1, interval=1, horizon=1, capacity=0)
         recomputes(loaded.model, more["recompute"])
+
+    def about_data(self) -> list[str]:
+        short = sum(len(trace.ids) <= self.budget for trace in self.traces)
+        if short == len(self.traces):
+            raise UserError(
+                f"every prompt with its answer fits into --opt budget={self.budget}, so the capacity loss is always 0 "
+                "and no gate learns to forget. Give longer questions or texts, or a smaller --opt budget."
+            )
+        each = (
+            f"{short} of {len(self.traces)} answers teach no gate to forget: with the prompt they fit into the budget."
+        )
+        return [each] if short else []
+
+    def card(self) -> dict[str, Any]:
+        return super().card() | {"layers": [g.index for g in self.geometry if g.evicts]}
 
     def parameters(self) -> dict[str, torch.Tensor]:
         return self.trained

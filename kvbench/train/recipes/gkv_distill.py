@@ -20,8 +20,6 @@ from typing import Any
 
 import torch
 
-from kvbench.engine.attention.geometry import largest_group
-from kvbench.engine.cache.layout import entry_budget
 from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import UserError, quote
 from kvbench.eviction import choose, noise
@@ -45,13 +43,14 @@ class DistillRecipe(SparseRecipe):
         super().__init__(loaded, settings, test)
         # With an adapter no copy of the original is needed: it is the model with its adapter switched off.
         self.teacher: Teacher = self.adapter.switched_off if self.adapter else partial(nullcontext, original)
-        self.traces = traces
+        self.traces, longest = traces, max(len(t.ids) for t in traces)
+        self.check_longest(loaded, settings.more, longest)
         self.reader = TraceReader(
             self.loaded,
             self.method,
             budget=self.budget,
             interval=self.interval,
-            max_tokens=max(len(t.ids) for t in traces),
+            max_tokens=longest,
             log=self.lifetimes,
         )
 
@@ -65,14 +64,7 @@ class DistillRecipe(SparseRecipe):
             )
 
     def about_data(self) -> list[str]:
-        group = largest_group(self.loaded.geometry)
-        limits = [entry_budget(self.method, self.budget, len(trace.prompt), group) for trace in self.traces]
-        whole = sum(limit is not None and len(t.ids) <= limit for t, limit in zip(self.traces, limits))
-        if whole == len(self.traces):
-            raise UserError(
-                f"every prompt with its answer fits into --opt budget={self.budget}, so nothing is evicted and "
-                "there is nothing to train. Give longer questions, or a smaller --opt budget."
-            )
+        whole = self.fitting([(len(t.prompt), len(t.ids)) for t in self.traces], "prompt with its answer")
         each = (
             f"{whole} of {len(self.traces)} answers train nothing: prompt and answer together fit into the budget, so "
             "nothing is evicted."

@@ -62,6 +62,18 @@ class RLRecipe(SparseRecipe):
     ) -> None:
         super().__init__(loaded, settings, test)
         self.questions, self.group = questions, int(settings.more["group"])
+        self.check_longest(loaded, settings.more, max(len(q.ids) + q.max_new_tokens for q in questions))
+
+    def about_data(self) -> list[str]:
+        if self.budget is None:
+            return []
+        texts = [(len(q.ids), len(q.ids) + q.max_new_tokens) for q in self.questions]
+        whole = self.fitting(texts, "prompt with its longest answer")
+        each = (
+            f"{len(texts) - whole} of {len(texts)} questions can train under eviction; of the others, prompt and "
+            "longest answer together fit into the budget."
+        )
+        return [each] if whole else []
 
     def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
         rollouts = self.sample(step, share)  # [B][G]

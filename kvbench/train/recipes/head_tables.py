@@ -10,11 +10,12 @@ Letters: L layers, Hq query heads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import torch
 
+from kvbench.engine.attention.geometry import for_lengths
 from kvbench.engine.attention.interface import AttentionCall
 from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import SetupError
@@ -33,6 +34,7 @@ def estimate(loaded: LoadedModel, samples: int, seed: int, on_example: OnExample
     table = importance(loaded, examples, on_example)
     tokens = sum(len(example.ids) for example in examples)
     made = {"how": "estimated from attention, not trained", "data": source(loaded), "tokens": tokens}
+    made["layers"] = sorted(_evicted(loaded, examples))
     return Estimate(tensors={"importance": table}, made=made, heads=table, what="importance")
 
 
@@ -58,8 +60,9 @@ def attention_shares(
 ) -> torch.Tensor:
     """Return, for each query head, the share of attention that it pays to the evidence, [L, Hq] in float64.
 
-    The share is a mean over the queries that predict answers. It is 0 in layers with a sliding window, because methods
-    do not evict there. Raises SetupError if layers have different numbers of query heads.
+    The share is a mean over the queries that predict answers. It is 0 in layers whose sliding window is shorter than
+    the longest example, because methods do not evict there. Raises SetupError if layers have different numbers of query
+    heads.
     """
     sizes = {g.query_heads for g in model.geometry}
     if len(sizes) > 1:
@@ -67,22 +70,30 @@ def attention_shares(
             "the table needs equally many query heads in all layers, but the model's layers differ. Use another model."
         )
     sums = torch.zeros(len(model.geometry), sizes.pop(), dtype=torch.float64)
+    layers = _evicted(model, examples)
     for done, example in enumerate(examples, start=1):
-        reader = _Reader(sums, example, model.device)
+        reader = _Reader(sums, layers, example, model.device)
         forward(model.model, reader, input_ids=torch.tensor([example.ids], device=model.device))
         if on_example is not None:
             on_example(done)
     return sums / sum(len(example.rows) for example in examples)
 
 
+def _evicted(model: LoadedModel, examples: Sequence[Example]) -> set[int]:
+    """Return the layers from which methods evict sequences as long as the examples."""
+    longest = max(len(example.ids) for example in examples)
+    return {g.index for g in for_lengths(model.geometry, longest) if g.evicts}
+
+
 class _Reader:
     """Computes a model's attention while the model reads an example.
 
-    For every query head it adds to `sums` [L, Hq] the attention that the queries at `example.rows` pay to the evidence.
+    For every query head of `layers` it adds to `sums` [L, Hq] the attention that the queries at `example.rows` pay to
+    the evidence.
     """
 
-    def __init__(self, sums: torch.Tensor, example: Example, device: torch.device) -> None:
-        self.sums, self.causal = sums, SparseAttention({}, BLOCK)
+    def __init__(self, sums: torch.Tensor, layers: Set[int], example: Example, device: torch.device) -> None:
+        self.sums, self.layers, self.causal = sums, layers, SparseAttention({}, BLOCK)
         self.rows = torch.tensor(example.rows, device=device)
         self.evidence = torch.zeros(len(example.rows), len(example.ids), dtype=torch.bool, device=device)
         for row, positions in zip(self.evidence, example.evidence):
@@ -91,7 +102,7 @@ class _Reader:
     def __call__(self, call: AttentionCall) -> torch.Tensor:
         n, hk = call.key.shape[2], call.key.shape[1]
         positions = torch.arange(n, device=call.key.device)
-        if call.window is None:
+        if call.layer in self.layers:
             at = self.rows[None], positions.expand(1, hk, -1)
             scale: dict[str, Any] = {"scaling": call.scaling, "softcap": call.softcap}
             paid = window_attention(

@@ -18,17 +18,19 @@ longest text), Hq query heads, T tokens of the prompt, n keys.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from kvbench.engine.adapter import PROJECTIONS, adapted, projections
+from kvbench.engine.adapter import adapted, projections
 from kvbench.engine.attention.geometry import check_evicts, for_lengths
 from kvbench.engine.attention.grouped import causal_bias
 from kvbench.engine.attention.interface import AttentionCall
+from kvbench.engine.attention.positions import has_position_table
 from kvbench.engine.model.load import LoadedModel
-from kvbench.errors import UserError, quote
+from kvbench.engine.probes import refuse_inputs_per_layer
+from kvbench.errors import UserError, counted, quote
 from kvbench.train.forward import forward
 from kvbench.train.recipe import TRAIN_SHORTER, TraceRecipe, check_least
 from kvbench.train.sparse_masks import plain
@@ -53,16 +55,23 @@ class LookaheadRecipe(TraceRecipe):
 
     def begin(self) -> None:
         more, model = self.settings.more, self.loaded.model
+        self.rows, self.rank = int(more["rows"]), int(more["rank"])
+        given = len(self.traces) + len(self.test)
+        if has_position_table(model):
+            self.traces, self.test = self._fitting(self.traces), self._fitting(self.test)
+        self.too_long = given - len(self.traces) - len(self.test)
         longest = max(len(trace.ids) for trace in (*self.traces, *self.test))
         geometry = for_lengths(self.loaded.geometry, longest)
         check_evicts(geometry, longest, TRAIN_SHORTER)
         self.evicted = frozenset(layer.index for layer in geometry if layer.evicts)
-        self.rows, self.rank = int(more["rows"]), int(more["rank"])
         generator = torch.Generator().manual_seed(self.settings.seed)
-        table = model.get_input_embeddings().weight
+        embedding = model.get_input_embeddings()
+        table = embedding.weight
         # Learned tokens begin as embeddings of random tokens, which the model can read; B = 0: no effect at first.
         tokens = torch.randint(0, table.shape[0], (self.rows,), generator=generator)
-        self.trained = {"embeddings": table[tokens.to(table.device)].detach().float().clone()}
+        with torch.no_grad():
+            begun = embedding(tokens.to(table.device))  # not a row of the table, because the module may scale it
+        self.trained = {"embeddings": begun.float().clone()}
         for place, linear in adapted_layers(model, more.get("places", ALL)).items():
             a = torch.randn(self.rank, linear.in_features, generator=generator) / linear.in_features**0.5
             self.trained[f"A.{place}"] = a.to(table.device)
@@ -74,7 +83,27 @@ class LookaheadRecipe(TraceRecipe):
     @classmethod
     def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
         check_least(more, rows=1, rank=1, budget=1)
+        refuse_inputs_per_layer(cls.name, loaded.model.config)
         adapted_layers(loaded.model, more.get("places", ALL))
+
+    def about_data(self) -> list[str]:
+        long = f"left out: {counted(self.too_long, 'answer')} whose prompt leaves no positions for {self.rows} learned"
+        return [f"{long} tokens; {len(self.traces)} train, {len(self.test)} are held out."] if self.too_long else []
+
+    def _fitting(self, traces: Sequence[Trace]) -> list[Trace]:
+        """Return the traces after whose prompt the model has positions for the learned tokens. Raises UserError when
+        there are none."""
+        room = self.loaded.context - self.rows
+        if fitting := [trace for trace in traces if len(trace.prompt) <= room]:
+            return fitting
+        raise UserError(
+            f"all prompts to train on, or all held-out prompts, have more than {room} tokens, and this model has only "
+            f"{self.loaded.context} positions, {self.rows} of them for learned tokens. Give shorter questions, or a "
+            "smaller --opt rows."
+        )
+
+    def card(self) -> dict[str, Any]:
+        return super().card() | {"layers": sorted(self.evicted)}
 
     def parameters(self) -> dict[str, torch.Tensor]:
         return self.trained
@@ -120,15 +149,22 @@ class LookaheadRecipe(TraceRecipe):
 def adapted_layers(model: Any, places: str) -> dict[str, torch.nn.Linear]:
     """Return the linear layers that get an adapter, by layer and name, such as "0.q_proj".
 
-    places: names of linear layers, separated by commas; "all": every layer that an adapter can change; "none": no
-    adapter. Raises UserError for an unknown name.
+    places: names of linear layers, separated by commas; "all": all linear layers of the decoder; "none": no adapter.
+    Raises UserError for a name that no linear layer has, or if the decoder has no linear layers.
     """
-    names = {ALL: PROJECTIONS, NONE: ()}.get(places, tuple(name.strip() for name in places.split(",")))
-    if unknown := [name for name in names if name not in PROJECTIONS]:
+    if places == NONE:
+        return {}
+    every = projections(model)
+    last = {place: place.rpartition(".")[2] for place in every}
+    known = list(dict.fromkeys(last.values()))
+    if not known:
+        raise UserError(f"{quote(type(model).__name__)} has no linear layers in its decoder; use --opt places=none.")
+    names = known if places == ALL else [name.strip() for name in places.split(",")]
+    if unknown := [name for name in names if name not in known]:
         raise UserError(
-            f"--opt places must be {ALL}, {NONE}, or names from {', '.join(PROJECTIONS)}; got {quote(unknown[0])}."
+            f"--opt places must be {ALL}, {NONE}, or names from {', '.join(known)}; got {quote(unknown[0])}."
         )
-    return {place: linear for place, linear in projections(model).items() if place.partition(".")[2] in names}
+    return {place: linear for place, linear in every.items() if last[place] in names}
 
 
 class _Past:

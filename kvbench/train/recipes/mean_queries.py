@@ -39,8 +39,10 @@ def estimate(loaded: LoadedModel, samples: int, seed: int, on_example: OnExample
     """Estimate a model's table for `triattention`, two means over the queries of every head, from `samples` texts."""
     texts = _texts(loaded, samples, seed)
     mean, modulus = mean_queries(loaded, texts, on_example)
+    geometry = for_lengths(loaded.geometry, max(map(len, texts)))
     data = f"problems of {', '.join(TINY_TEXTS)}" if is_tiny(loaded) else "codes among unrelated sentences, English"
     made = {"how": "estimated from queries, not trained", "data": data, "tokens": sum(map(len, texts))}
+    made["layers"] = [g.index for g in geometry if g.evicts]
     length = read_rope(loaded.model, loaded.geometry).moduli(mean)
     share = length.sum(-1) / modulus.sum(-1).clamp_min(torch.finfo(modulus.dtype).tiny)
     return Estimate(tensors={"mean": mean, "modulus": modulus}, made=made, heads=share, what="concentration")

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.attention.bias import CausalBias
-from torch.utils._python_dispatch import _disable_current_modes
 
 from support.pretend_cuda.allocations import Allocations
 from support.pretend_cuda.graph import Graph, recording
@@ -39,7 +37,6 @@ def install(device: Device, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(torch, "Generator", _Generator)
     patch.setattr(torch.autograd, "backward", _backward)
     patch.setattr(torch.autograd, "grad", _grad)
-    patch.setattr(CausalBias, "__new__", _causal_bias)
 
 
 def _answers(number: int) -> dict[str, Any]:
@@ -187,12 +184,6 @@ def _pinning(device: Device, patch: pytest.MonkeyPatch) -> None:
 class _Generator(torch.Generator):
     def __new__(cls, device: Any = "cpu") -> torch.Generator:
         return super().__new__(cls, "cpu")
-
-
-def _causal_bias(cls: type, *_: Any) -> Any:
-    """Make a subclass of Tensor without elements, which the mode would make a plain tensor."""
-    with _disable_current_modes():
-        return torch.empty(0).as_subclass(cls)
 
 
 def _grad(outputs: torch.Tensor, inputs: Iterable[torch.Tensor], *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
