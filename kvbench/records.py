@@ -85,6 +85,9 @@ class Request:
     seed: int = 0
     compress_at: int | None = None  # the prompt is evicted after this many of its tokens; None: after all of them
     images: Images | None = None
+    # The tokens between the user's text and the reply, for methods that probe with such a turn; None: those of the
+    # tokenizer's own chat template.
+    reply_header: tuple[int, ...] | None = None
 
     def noise_key(self, sample: int) -> int:
         """Return the 64-bit key of a sample's random numbers.

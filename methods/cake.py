@@ -18,7 +18,7 @@ Defaults: window 32, gamma 200, kernel 5. Differences to the released code:
   (`rounding=official`).
 - It evicts nothing from prompts of at most C + window tokens; here, of at most C.
 - It has a rule for decoding, which the paper's experiments do not use (`decode=true`): every layer keeps as many
-  entries as the first eviction left there, chosen by the pooled attention of the newest query.
+  entries as the prompt's last eviction left there, chosen by the pooled attention of the newest query.
 
 `compat=reference` reproduces two more properties of the released code:
 
@@ -61,10 +61,11 @@ from kvbench.registry import methods
 @dataclass(frozen=True)
 class CAKE(Method):
     paper = "Qin et al., arXiv 2503.12491"
-    version = "2"  # 2: compat=reference follows the released cascade
+    # 2: compat=reference follows the released cascade; 3: chunked prompts are evicted alike with and without decode
+    version = "3"
     joint = True
 
-    window: int = option(32, "newest tokens: they always stay, and their queries vote at the first eviction", low=2)
+    window: int = option(32, "newest tokens: they always stay, and their queries vote on the prompt's entries", low=2)
     gamma: float = option(200.0, "weight, in a token's score, of the variance of its attention over the window", low=0)
     tau1: float = option(1.0, "a layer's budget grows with H^(1 / tau1); H: how dispersed its attention is", above=0)
     tau2: float = option(1.0, "a layer's budget grows with V^(1 / tau2); V: how far its attention shifts", above=0)
@@ -97,7 +98,7 @@ class CAKE(Method):
         return (RANK, replace(RANK, name="old_rank")) if self._by_rank else ()
 
     def states(self) -> tuple[State, ...]:
-        names = ("evicted_at", "entropy", "variance", "prompt") if self._by_rank else ("evicted_at",)
+        names = ("evicted_at", "entropy", "variance", "prompt", "held") if self._by_rank else ("evicted_at",)
         entries = State(name="entries", shape=("kv_heads",))
         return (entries, *(State(name=name) for name in names)) if self.decode else ()
 
@@ -108,8 +109,10 @@ class CAKE(Method):
     def score(self, view: LayerView) -> ScoreOut:
         view = view.last_queries(self.window)  # a combined method may need more queries
         among = view.older(self.window)
-        # Whether this is cake's first eviction; a combined method may have evicted the prompt before.
-        first = view.states["evicted_at"] == 0 if self.decode else torch.ones_like(view.seen, dtype=torch.bool)
+        # Whether this is an eviction of the prompt, or cake's first: a combined method may have evicted the prompt.
+        first = torch.ones_like(view.seen, dtype=torch.bool)
+        if self.decode:
+            first = (view.states["evicted_at"] == 0) | (view.seen <= view.prompt_len)
         votes = torch.zeros_like(view.positions, dtype=torch.float32)
         stats = {name: torch.zeros_like(view.seen, dtype=torch.float64) for name in ("entropy", "variance")}
         if occurs(first):
@@ -139,11 +142,15 @@ class CAKE(Method):
         out = keep_in_score_order(everything, score, order, self.window)
         stats |= {name: torch.where(first, stats[name].float(), states[name]) for name in ("entropy", "variance")}
         stats["prompt"] = torch.where(first, view.seen.float(), states["prompt"])
+        stats["held"] = torch.where(first, held.amin(dim=-1).float(), states["held"])
         new = {"entries": held.float(), "evicted_at": view.seen.float()}
-        new |= {name: stats[name] for name in ("entropy", "variance", "prompt")}
-        # No state is stored while the whole sequence fits the budget.
-        stats["fits"] = first & (view.seen <= view.budget)
-        new = {name: x.masked_fill(stats["fits"].view(-1, *[1] * (x.dim() - 1)), 0.0) for name, x in new.items()}
+        new |= {name: stats[name] for name in ("entropy", "variance", "prompt", "held")}
+        # No state is stored while the entries of all layers fit the budget.
+        layers = view.held_by_layer
+        stats["fits"] = first & ((view.seen if not layers else sum(layers) / len(layers)) <= view.budget)
+        new = {
+            name: torch.where(stats["fits"].view(-1, *[1] * (x.dim() - 1)), states[name], x) for name, x in new.items()
+        }
         return ScoreOut(out.score, out.columns | {"old_rank": rank} | new, stats)
 
     def _window(self, view: LayerView, among: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -173,9 +180,8 @@ class CAKE(Method):
     def _share(self, view: LayerView, first: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the states that the layer stores after an eviction: entries per head, and tokens read so far.
 
-        Every eviction after the first leaves as many entries in each head as the first one left. The first eviction
-        does not know this number yet, so it stores 0; the second one counts it. first: [b] whether this is the first
-        eviction.
+        Every eviction while decoding leaves as many entries in each head as the one before. An eviction of the prompt
+        does not know this number yet, so it stores 0; the next one counts it. first: as in `score`.
         """
         known = view.states["entries"]
         left = view.held() - (view.seen - view.states["evicted_at"])[:, None]
@@ -189,7 +195,7 @@ class CAKE(Method):
         spare = (allocation.budget - self.window) * len(allocation.layers)
         room = (held.amin(dim=-1) - self.window).clamp_min(0)
         if self._by_rank:
-            room = torch.where(stats["first"], room, stats["prompt"].long() - self.window)
+            room = (stats["held"].long() - self.window).clamp_min(0)
         final = self._split(preference, spare, room)
         each = final[:, :, None].expand(held.shape) + self.window
         if self.compat == "reference" and self.cascade:

@@ -5,12 +5,12 @@ Paper: Yang et al., PyramidInfer: Pyramid KV Cache Compression for High-throughp
 Score of a token: softmax attention of the newest `window` queries over all entries; a mean over these queries, with
 weights that rise evenly from 1 to `rise`, and over all query heads. All heads of a layer keep the same tokens: the
 first `sinks`, the newest `window`, and the best of those that the layer below keeps. L layers evict, from layer 0. Of
-the tokens that layer l keeps, layer l + 1 keeps the share
+the tokens before the window that layer l keeps, layer l + 1 keeps the share
 
     r_l = decay + (1 - decay) (1 + cos(pi l / L)) / 2
 
-So the layers keep numbers of tokens in the proportion 1, r_0, r_0 r_1, ... The mean of these numbers is the budget, and
-largest remainders make them whole numbers. No layer keeps more tokens than the prompt has.
+So the layers keep the window and, before it, numbers of tokens in the proportion 1, r_0, r_0 r_1, ... The mean of all
+entries is the budget, and largest remainders make whole numbers. No layer keeps more tokens than the prompt has.
 
 Defaults: decay 0.9, rise 1.2 and 4 sinks as in the released configuration for Llama 2. There the newest fifth of the
 prompt's queries vote, here the newest 32.
@@ -41,6 +41,7 @@ from kvbench.registry import methods
 @dataclass(frozen=True)
 class PyramidInfer(Method):
     paper = "Yang et al., arXiv 2405.12532"
+    version = "2"  # 2: the shares apply to the tokens before the window only
     aligned = True
     joint = True
 
@@ -89,6 +90,7 @@ class PyramidInfer(Method):
         held, layers = allocation.held, allocation.layer_count
         passed = [self.decay + (1 - self.decay) * (1 + math.cos(math.pi * i / layers)) / 2 for i in range(layers - 1)]
         share = torch.tensor([*accumulate([1.0, *passed], mul)], dtype=torch.float64, device=held.device)
-        ideal = (share / share.sum() * allocation.budget * layers).expand(len(held), -1)
+        older = max(0, allocation.budget - self.window)  # as in the released code, the window does not shrink
+        ideal = (share / share.sum() * older * layers + self.window).expand(len(held), -1)
         low = held[..., 0].clamp(max=min(self.min_budget(), allocation.budget))
         return split_exactly(ideal, allocation.budget * layers, low, held[..., 0])[..., None].expand_as(held)

@@ -7,7 +7,8 @@ With budget C, base = C - window and T prompt tokens, layer l = 0 .. L - 1 keeps
     most - l (most - least) / (L - 1)    where least = base / beta and most = 2 base - least.
 
 If `most` exceeds T - window, then `most` = T - window and `least` = 2 base - `most`. L counts the layers that evict.
-Defaults: beta 20, and those of `snapkv`.
+With `--prefill chunked`, a layer may hold fewer entries than its share; what it lacks is divided evenly among the other
+layers. Defaults: beta 20, and those of `snapkv`.
 
 rounding:
     exact     Shares become whole numbers by largest remainder; all layers together keep L C entries per head.
@@ -22,6 +23,7 @@ As in the released code, every layer keeps C entries, window included, if the pr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,6 +38,7 @@ from kvbench.registry import methods
 @dataclass(frozen=True)
 class PyramidKV(PromptVote):
     paper = "Cai et al., arXiv 2406.02069"
+    version = "2"  # 2: with chunked prefill, no entry of the budget stays unused
 
     beta: int = option(
         20,
@@ -51,18 +54,20 @@ class PyramidKV(PromptVote):
 
     def quotas(self, allocation: Allocation) -> torch.Tensor:
         count, held = allocation.layer_count, allocation.held
-        rows = [self.layer_sizes(allocation.budget, int(seen), count) for seen in allocation.seen]
+        most = allocation.held_by_layer
+        rows = [self.layer_sizes(allocation.budget, int(seen), count, most) for seen in allocation.seen]
         sizes = torch.tensor(rows, device=held.device)[:, list(allocation.ordinals)]  # [b, L]
         return sizes[..., None].expand_as(held)
 
-    def layer_sizes(self, budget: int, tokens: int, layers: int) -> list[int]:
+    def layer_sizes(self, budget: int, tokens: int, layers: int, held: Sequence[int] = ()) -> list[int]:
         """Return how many entries each layer keeps per head, window included, after a prompt of `tokens` tokens. The
-        mean over the layers never exceeds the budget."""
+        mean over the layers never exceeds the budget. held: how many each layer holds; (): all `tokens`."""
         ideal = self.ideal_sizes(budget, tokens, layers)
         exact = self.rounding == "exact"
         low = min(self.window + 1 if exact else self.window, tokens)
         total = layers * budget if exact else min(int(sum(ideal)), layers * budget)
-        return split_exactly(torch.tensor([ideal], dtype=torch.float64), total, low, tokens)[0].tolist()
+        most = torch.tensor([held or [tokens] * layers])
+        return split_exactly(torch.tensor([ideal], dtype=torch.float64), total, low, most)[0].tolist()
 
     def ideal_sizes(self, budget: int, tokens: int, layers: int) -> list[float]:
         """Return each layer's entries per head as the option `rounding` computes them, before the sum is corrected.

@@ -38,6 +38,7 @@ class SepLLM(Method):
     paper = "Chen et al., arXiv 2412.12094"
     kind = "position"
     stacked = True
+    aligned = True
 
     sinks: int = option(4, "first tokens that always stay", low=0)
     recent: int = option(128, "newest tokens that always stay", low=0)

@@ -29,6 +29,7 @@ from kvbench.registry import methods
 @dataclass(frozen=True)
 class SpecKV(Method):
     paper = "Galim et al., arXiv 2506.08373"
+    version = "2"  # 2: the draft model's own generation settings do not apply
     kind = "probes"
 
     draft: str | None = option(None, "folder or hub name of the draft model; it must share the tokenizer (required)")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kvbench.engine.attention.geometry import LayerGeometry
+from kvbench.engine.attention.geometry import LayerGeometry, largest_group
 from kvbench.engine.cache.layout import layer_by_layer, pass_tokens, plan_slot_bytes, stored_queries
 from kvbench.engine.cache.slot_cache import Shape
 from kvbench.engine.kernels.backends import Backend
@@ -22,6 +22,7 @@ from kvbench.engine.sampler import next_tokens
 from kvbench.engine.scratch import Scratch, Ticks
 from kvbench.engine.state import Drawing, State
 from kvbench.eviction.api import Method
+from kvbench.eviction.columns import expanded
 from kvbench.eviction.planned_device import planned_for
 from kvbench.records import Sampling
 
@@ -125,12 +126,20 @@ def footprint(
     states = max(held.hidden, min(method.during("prefill").needs().prompt_hidden, prompt_rows))
     kept = held.hidden if whole else states  # stored in each layer; with `whole`, the layer being read stores `states`
     queries = stored_queries(method, interval, prompt_rows, held.sums)[0] if method.evicts else 0
+    read = replace(  # by the first method of "a+b", too
+        held,
+        columns=expanded(method.columns(), largest_group(geometry)) if method.evicts else (),
+        states=method.states() if method.evicts else (),
+        queries=2 * queries,  # a slice of a tensor up to twice as long
+        hidden=kept,
+        sums=False,
+    )
     prompt = PromptBytes(
         shape=shape,
         geometry=_wide(geometry, block, prompt_rows, prefill),
         stored=_wide(stored, block, prompt_rows, prefill),
         method=method,
-        held=replace(held, hidden=kept, queries=2 * queries, sums=False),  # a slice of a tensor up to twice as long
+        held=read,
         hidden_left=held.hidden,
         dtype=dtype,
         rows=prompt_rows,

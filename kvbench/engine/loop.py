@@ -21,10 +21,12 @@ from kvbench.engine.cache.layout import Layout, Lengths, check_prefill, sums_att
 from kvbench.engine.evict import Evictor, one_thread
 from kvbench.engine.kernels.backends import Backend
 from kvbench.engine.memory import OutOfMemory
+from kvbench.engine.model.experts import filled_experts
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.norms import fused_norms
 from kvbench.engine.model.packing import packed_linears
 from kvbench.engine.prefill import NotFinite, Prefill, PromptReader, PromptState
+from kvbench.engine.probes import ProbeTooLong
 from kvbench.engine.rules import KeptLog
 from kvbench.engine.sequence import Meter, Sequence, Slots, Token
 from kvbench.engine.setup import set_up
@@ -137,11 +139,11 @@ class Engine:
     def generate(self, requests: Iterable[Request]) -> Generator[Generation, None, None]:
         """Yield the result of every sample of every request as it finishes.
 
-        If a request has an empty prompt or is longer than the model's context, the results of its samples say that they
-        failed (`Generation.failed`). Raises ValueError when a request that fits the context exceeds `max_tokens`, or
-        when the requests do not share one `Sampling`. Raises UserError for a token without an embedding: before the
-        first sample, or at the start of the turn that holds it. Raises OutOfMemory when memory runs out; the engine
-        cannot be used after that.
+        If a request has an empty prompt or is longer than the model's context, or if its prompt and a probe are longer
+        and the model has no positions beyond, the results of its samples say that they failed (`Generation.failed`).
+        Raises ValueError when a request that fits the context exceeds `max_tokens`, or when the requests do not share
+        one `Sampling`. Raises UserError for a token without an embedding: before the first sample, or at the start of
+        the turn that holds it. Raises OutOfMemory when memory runs out; the engine cannot be used after that.
         """
         try:
             yield from self._generate(requests)
@@ -159,7 +161,12 @@ class Engine:
         admission: Admission | None = None
         model = self.loaded.model
         rows = 0 if self.steps.programs else self.cache.slots  # a program packs weights itself
-        with self.reader.model.routed(), packed_linears(model, rows), fused_norms(model):
+        with (
+            self.reader.model.routed(),
+            packed_linears(model, rows),
+            fused_norms(model),
+            filled_experts(model, self.cache.slots),
+        ):
             while queue or admission or self.slots.live():
                 if (queue or admission) and self.slots.free():
                     admission = self._admit(*admission) if admission else self._read(*queue.popleft())
@@ -169,8 +176,8 @@ class Engine:
                     yield self._done.popleft()
 
     def _read(self, request: Request, sequences: list[Sequence]) -> Admission | None:
-        """Read a request's prompt. If it is empty, too long for the model, or makes activations that are NaN or
-        infinite, mark its samples as failed and return None."""
+        """Read a request's prompt. If it is empty, too long for the model or for the method's probes, or makes
+        activations that are NaN or infinite, mark its samples as failed and return None."""
         longest = request.max_tokens or len(request.prompt_ids) + request.max_new_tokens
         if self.max_tokens < longest <= self.loaded.context:
             raise ValueError(
@@ -190,6 +197,9 @@ class Engine:
         except NotFinite:
             self._fail(sequences, "nan_logits", "activations were NaN or infinite at step 0")
             return None
+        except ProbeTooLong as error:
+            self._fail(sequences, "prompt_too_long", error.note)
+            return None
         prompt.seconds = timer.seconds() - prompt.evict_seconds
         return prompt, deque(sequences)
 
@@ -200,28 +210,18 @@ class Engine:
     def _admit(self, prompt: PromptState, waiting: deque[Sequence]) -> Admission | None:
         """Draw the first token of as many waiting samples as slots are free, and give each of these samples a slot.
 
-        If the first token ends a sample's turn, the sample gets a slot only if its next turn continues in this slot.
         Returns the prompt and the samples that still wait, or None when no sample waits.
         """
         free = self.slots.free()[: len(waiting)]
         started = self._under_way = [waiting.popleft() for _ in free]
         tokens = self.steps.first_tokens(prompt.logits, started, prompt.tokens)
-        placed: list[int] = []
-        ended: list[Sequence] = []
         for slot, sequence, token in zip(free, started, tokens):
             sequence.meter.note_prompt(prompt, len(sequence.request.samples), self._copies)
             sequence.accept(token)
-            if sequence.finished and not self._follow(sequence, prompt.tokens):
-                sequence.meter.note_held(prompt.held * self._copies, prompt.bytes_left(), prompt.bytes_extra())
-                ended.append(sequence)
-                continue
-            if sequence.tokens or sequence.pending:
-                placed.append(slot)
-                self.slots.sequences[slot] = sequence
-        for sequence in ended:
-            self._finish(sequence)
-        if placed:
-            self._install(prompt, placed)
+            self.slots.sequences[slot] = sequence
+        self._install(prompt, free)
+        for slot, sequence in zip(free, started):
+            self._go_on(slot, sequence)
         return (prompt, waiting) if waiting else None
 
     def _install(self, prompt: PromptState, slots: list[int]) -> None:

@@ -27,7 +27,7 @@ import torch
 from kvbench.console import faults
 from kvbench.engine import memory
 from kvbench.engine.attention.geometry import LayerGeometry, largest_group
-from kvbench.engine.cache.layout import Lengths, entry_budget, fit, growth, shape_of, sums_attention
+from kvbench.engine.cache.layout import Lengths, entry_budget, fit, growth, shape_of, sums_attention, ticks_every
 from kvbench.engine.cache.recurrent import StateShape
 from kvbench.engine.cache.slot_cache import Shape
 from kvbench.engine.cache.stack import scratch_bytes
@@ -88,7 +88,7 @@ def plan_cell(
     Raises SetupError when one slot, or the requested number of slots, does not fit into memory. Raises UserError when
     the method does not support the model at this length (see `layout.fit`).
     """
-    geometry = fit(shape.geometry, method, max_tokens)
+    geometry, group = fit(shape.geometry, method, max_tokens), largest_group(shape.geometry)
     lengths = Lengths.of(max_tokens, max_output, tail, max_prompt)
     needs, fits = list[Footprint](), list[int]()
     for part in shape.parts or (None,):
@@ -122,13 +122,14 @@ def plan_cell(
         raise SetupError(f"--slots {slots} do not fit into memory. Use --slots auto, or at most {fitting}.")
     chosen = max(1, min(fitting, MOST_SLOTS[device.type], sequences)) if slots == "auto" else int(slots)
     seen = lengths.total - lengths.output / 2  # mean over an answer's steps
-    own = entry_budget(method, budget, lengths.total, largest_group(shape.geometry))  # entries per head of the cache
-    mean = seen if own is None else min(own + growth(method, interval, lengths) / 2, seen)
+    own = entry_budget(method, budget, lengths.total, group)  # entries per head of the cache
+    grown = growth(method, ticks_every(method, interval, group), lengths)
+    mean = seen if own is None else min(own + grown / 2, seen)
     return SlotPlan(
         slots=chosen,
         fitting=fitting,
         entries_after=entries,
-        entries_peak=held.rows,
+        entries_peak=held.rows * (group if method.per_query_head else 1),
         slot_bytes=sum(need.slot for need in needs),
         peak_bytes=max(need.at(chosen) for need in needs),
         devices=len(needs),
@@ -160,7 +161,8 @@ def cell_footprint(
     budget. budget: see `Engine`. total: bytes of the device's memory. backend, samplings: see `plan_cell`.
     part: see `footprint.footprint`. Raises UserError when the method does not support the model at this length.
     """
-    sums = sums_attention(method, backend=backend)
+    sums, group = sums_attention(method, backend=backend), largest_group(shape.geometry)
+    interval = ticks_every(method, interval, group)
     held = shape_of(shape.geometry, method, budget, interval, lengths, 1, shape.states, sums=sums)
     entries = entry_budget(method, budget, lengths.total, 1)
     prompt = lengths.prompt
@@ -170,7 +172,7 @@ def cell_footprint(
         *(shape, fit(shape.geometry, method, lengths.total), method, held, dtype),
         prompt_rows=prompt,
         tail=lengths.tail,
-        budget=entry_budget(method, budget, lengths.prompt, largest_group(shape.geometry)),
+        budget=entry_budget(method, budget, lengths.prompt, group),
         interval=interval,
         block=prefill_chunk,
         prefill=prefill,

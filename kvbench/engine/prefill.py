@@ -66,18 +66,6 @@ class PromptState:
     seconds: float = 0.0  # time to read the prompt
     evict_seconds: float = 0.0  # time for evictions and probes
 
-    def bytes_left(self) -> int:
-        """Return the bytes of the prompt's cache after the evictions, with the states of recurrent layers."""
-        return sum(layer.bytes() for layer in self.layers.values()) + self._state_bytes()
-
-    def bytes_extra(self) -> int:
-        """Return the part of `bytes_left` that holds neither keys nor values."""
-        beside = sum(layer.bytes() - layer.keys.nbytes - layer.values.nbytes for layer in self.layers.values())
-        return beside + self._state_bytes()
-
-    def _state_bytes(self) -> int:
-        return self.recurrent.bytes() if self.recurrent is not None else 0
-
 
 class PromptReader:
     """Reads prompts inside a `with reader.model.routed()` block that the caller opens.
@@ -97,10 +85,10 @@ class PromptReader:
         self._drafts = Drafts(loaded)
 
     def read(self, request: Request, rules: Rules) -> PromptState:
-        """Read and evict a request's prompt, which must have at least one token. Raises NotFinite."""
+        """Read and evict a request's prompt, which must have at least one token. Raises NotFinite and ProbeTooLong."""
         ids, key = tuple(request.prompt_ids), request.noise_key(-1)
-        images = self._images(ids, request.images, rules)
-        cache, logits, evictions = self._read([ids], rules, [key], request.compress_at, images)
+        cache, logits, evictions = self._read([ids], rules, [key], request)
+        images = cache.images
         layers = {index: layer.pack(0) for index, layer in cache.layers.items()}
         held = [] if images is None else [p for g in cache.evicting for p in layers[g.index].held()]
         return PromptState(
@@ -126,11 +114,11 @@ class PromptReader:
         prompts: Sequence[Sequence[int]],
         rules: Rules,
         noise_keys: Sequence[int],
-        images: Images | None = None,
+        request: Request | None = None,
     ) -> tuple[PromptCache, torch.Tensor]:
         """Read b equally long prompts. Return their cache, which `go_on` extends, and the next token's logits [b, V].
-        With a method that runs probes, or with images, b must be 1. images: the prompt's images. Raises NotFinite."""
-        cache, logits, _ = self._read(prompts, rules, noise_keys, images=self._images(prompts[0], images, rules))
+        With a method that runs probes, or with images, b must be 1. request: as for `_read`. Raises NotFinite."""
+        cache, logits, _ = self._read(prompts, rules, noise_keys, request)
         return cache, logits
 
     def _images(self, ids: Sequence[int], images: Images | None, rules: Rules) -> PromptImages | None:
@@ -175,8 +163,8 @@ class PromptReader:
 
     def probe(self, cache: PromptCache, ids: Sequence[int], next_token: int) -> None:
         """Let the model read the method's probes against the cache of the prompt `ids`. next_token: the greedy token
-        after the prompt."""
-        prompt = ReadPrompt(tuple(ids), cache.allowed(), next_token, self._drafts)
+        after the prompt. Raises ProbeTooLong."""
+        prompt = ReadPrompt(tuple(ids), cache.allowed(), next_token, self._drafts, cache.reply_header)
         run_probes(cache, prompt, partial(self._read_probe, cache.rules.weights), self.chunk)
 
     @property
@@ -188,18 +176,17 @@ class PromptReader:
         prompts: Sequence[Sequence[int]],
         rules: Rules,
         noise_keys: Sequence[int],
-        compress_at: int | None = None,
-        images: PromptImages | None = None,
+        request: Request | None = None,
     ) -> tuple[PromptCache, torch.Tensor, _PromptEvictions]:
         """Return the cache of b prompts after their evictions, the next token's logits [b, V], and the evictions.
 
-        compress_at: number of tokens to read before the last eviction; the other tokens are read after it. None: all.
-        images: the prompt's images, None without; with images, b must be 1.
+        request: its `compress_at`, `images` and `reply_header` apply; None: each of them is None.
         """
-        length = len(prompts[0])
-        context = length if compress_at is None else compress_at
+        length, given = len(prompts[0]), None if request is None else request.images
+        context = length if request is None or request.compress_at is None else request.compress_at
         size = context if self.prefill == "full" else min(context, self.chunk)
-        cache = self.cache(rules, noise_keys, length, size, images)
+        cache = self.cache(rules, noise_keys, length, size, self._images(prompts[0], given, rules))
+        cache.reply_header = None if request is None else request.reply_header
         evictions = _PromptEvictions(cache, context)
         try:
             self._read_context(prompts, cache, evictions)

@@ -13,8 +13,10 @@ from functools import cached_property
 from typing import Any
 
 import torch
+import transformers
 
 from kvbench.engine.adapter import adapted
+from kvbench.engine.attention.positions import has_position_table
 from kvbench.engine.cache.prompt import PromptCache
 from kvbench.engine.cache.prompt_layer import PromptLayer
 from kvbench.engine.cache.recurrent import copied
@@ -22,9 +24,41 @@ from kvbench.engine.model.load import LoadedModel, load_draft
 from kvbench.engine.writers import BlockWriter
 from kvbench.errors import SetupError, UserError, quote
 from kvbench.eviction.api import Method, Probe
+from kvbench.taskkit import prompts
+from kvbench.taskkit.reader import ModelReader
 
 # (writer, probe, first position) -> logits [V], length of the probe
 Forward = Callable[[BlockWriter, Probe, int], tuple[torch.Tensor, int]]
+
+
+class ProbeTooLong(UserError):
+    """A prompt with a probe after it has more tokens than a model has positions."""
+
+    def __init__(self, prompt: int, probe: int, context: int) -> None:
+        self.note = f"{prompt} prompt tokens + {probe} tokens of a probe in a context of {context}"
+        super().__init__(
+            f"the model has no positions for {self.note}, which the method needs. Use shorter prompts, or a method "
+            "without probes."
+        )
+
+
+def refuse_inputs_per_layer(name: str, config: Any) -> None:
+    """Raise UserError for a model that reads a separate embedding of each token in every layer, as Gemma 4: learned
+    tokens have no such embeddings. name: the method that reads learned tokens. config: of transformers."""
+    text = config.get_text_config()
+    if getattr(text, "hidden_size_per_layer_input", 0):
+        raise UserError(
+            f"method {quote(name)} does not support model type {quote(text.model_type)}: every layer reads its own "
+            "embeddings of tokens, which learned tokens lack. Use another method or model."
+        )
+
+
+def check_probes(method: Method, config: Any) -> None:
+    """Raise UserError if the method reads learned tokens and the model does not support them. config: of
+    transformers."""
+    acting = method.during("prefill")
+    if acting.needs().probes and (weights := acting.weights()) is not None:
+        refuse_inputs_per_layer(weights.kind, config)
 
 
 @dataclass(slots=True)
@@ -36,7 +70,8 @@ class Drafts:
 
     def continue_(self, name: str, ids: Sequence[int], count: int) -> tuple[int, ...]:
         """Return up to `count` greedy tokens that a draft model generates after `ids`. The tokens end before the first
-        id that the target lacks. Raises SetupError when the tokenizers of the draft model and the target differ."""
+        id that the target lacks. Raises SetupError when the tokenizers of the draft model and the target differ, and
+        ProbeTooLong when the draft model lacks positions."""
         if name not in self._loaded:
             draft = load_draft(self.target, name)
             if _vocabulary(draft) != _vocabulary(self.target):
@@ -44,8 +79,14 @@ class Drafts:
                     f"draft model {quote(name)} and the run's model have different tokenizers. "
                     "Choose a draft model with the same tokenizer."
                 )
+            # The draft is greedy, so the model's own settings of generation, such as penalties, do not apply.
+            own = draft.model.generation_config
+            ends = {"eos_token_id": own.eos_token_id, "pad_token_id": own.pad_token_id}
+            draft.model.generation_config = transformers.GenerationConfig(**ends)
             self._loaded[name] = draft
-        model = self._loaded[name].model
+        model, context = self._loaded[name].model, self._loaded[name].context
+        if len(ids) + count > context and has_position_table(model):
+            raise ProbeTooLong(len(ids), count, context)
         tokens = torch.tensor([list(ids)], device=model.device)
         mask = torch.ones_like(tokens)
         out = model.generate(tokens, attention_mask=mask, max_new_tokens=count, do_sample=False, num_beams=1)
@@ -72,19 +113,18 @@ class ReadPrompt:
     budget: int
     next_token: int
     drafts: Drafts
+    header: tuple[int, ...] | None = None  # see `Request.reply_header`
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     @cached_property
     def reply_header(self) -> tuple[int, ...]:
-        if not getattr(self._tokenizer, "chat_template", None):
-            return ()
-        word = "user-turn-0f3c"  # a marker that occurs in no template
-        turn = [{"role": "user", "content": word}]
-        # The reply header: all that the template puts after the user's text, beginning with the end of the user's turn.
-        text = self._tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-        return self.encode(text.rpartition(word)[2])
+        if self.header is not None:
+            return self.header
+        chat = prompts.template_text(self._tokenizer) is not None
+        reader = ModelReader(tokenizer=self._tokenizer, model_type="", context=0, chat=chat)
+        return reader.reply_header(thinking=None)
 
     def draft(self, model: str, count: int) -> tuple[int, ...]:
         return self.drafts.continue_(model, self.ids, count)
@@ -112,7 +152,8 @@ def run_probes(cache: PromptCache, prompt: ReadPrompt, forward: Forward, block: 
     """Let the model read every probe that the method yields.
 
     The method may change the columns and states of `cache`. In the end the cache holds no entry of a probe. forward:
-    the function that reads a probe (see `Forward`); block: most queries per attention call, see `BlockWriter`.
+    the function that reads a probe (see `Forward`); block: most queries per attention call, see `BlockWriter`. Raises
+    ProbeTooLong if the model has no positions for a probe.
     """
     copies: dict[Method, PromptCache] = {}
     steps = cache.acting.probes(prompt)
@@ -125,6 +166,7 @@ def run_probes(cache: PromptCache, prompt: ReadPrompt, forward: Forward, block: 
             if evictor is not None and evictor not in copies:
                 copies[evictor] = cache.evicted_by(evictor)
             target = cache if evictor is None else copies[evictor]
+            _check_positions(probe, cache, target, prompt.drafts.target)
             probe = steps.send(_run(probe, cache, target, forward, block))
     except StopIteration:
         cache.recurrent = states
@@ -132,6 +174,14 @@ def run_probes(cache: PromptCache, prompt: ReadPrompt, forward: Forward, block: 
             layer.truncate(rows[index])
             if not layer.geometry.evicts:
                 layer.shrink()
+
+
+def _check_positions(probe: Probe, cache: PromptCache, target: PromptCache, loaded: LoadedModel) -> None:
+    """Raise ProbeTooLong if the probe, which is read against `target`, ends behind the model's last position. Only a
+    table of positions has a last one."""
+    probed = target.extra + len(cache.rules.weights[probe.learned] if probe.learned else probe.tokens)
+    if cache.seen + probed > loaded.context and has_position_table(loaded.model):
+        raise ProbeTooLong(cache.seen, probed, loaded.context)
 
 
 def _run(probe: Probe, cache: PromptCache, target: PromptCache, forward: Forward, block: int) -> int:

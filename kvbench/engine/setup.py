@@ -16,6 +16,7 @@ from kvbench.engine.cache.layout import (
     shape_of,
     stored_hidden,
     stored_queries,
+    ticks_every,
 )
 from kvbench.engine.cache.slot_cache import SlotCache
 from kvbench.engine.model.layer_weights import layer_weights
@@ -23,6 +24,7 @@ from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.marks import marks
 from kvbench.engine.model.own_attention import own_attention
 from kvbench.engine.model.weights import load_weights
+from kvbench.engine.probes import check_probes
 from kvbench.engine.rules import Rules
 from kvbench.eviction.api import Method
 from kvbench.eviction.trigger import Trigger
@@ -34,6 +36,7 @@ class Setup:
 
     Attributes:
         budget: entries per layer and KV head, or a float: the share of each prompt. None: the method takes no budget.
+        interval: generated tokens between two ticks (`layout.ticks_every`).
         geometry: the cache's geometry, see `layout.fit`.
         rules: the rules without a budget; `rules_for_prompt` adds the budget.
         lengths: the most tokens of a sequence that the cache must hold (`layout.Lengths`).
@@ -98,11 +101,13 @@ def set_up(
 ) -> Setup:
     """Set up a method on a loaded model.
 
-    kernels: whether the method's code may run Triton kernels, which need a GPU. sums: see `Setup`.
+    interval: as the user gives it, see `layout.ticks_every`. kernels: whether the method's code may run Triton kernels,
+    which need a GPU. sums: see `Setup`.
 
     Raises UserError when the method does not support the model (`layout.fit`), and the errors of `rules_for`.
     """
     geometry = fit(loaded.geometry, method, lengths.total)
+    interval = ticks_every(method, interval, largest_group(loaded.geometry))
     return Setup(
         loaded=loaded,
         method=method,
@@ -123,13 +128,16 @@ def rules_for(method: Method, loaded: LoadedModel, interval: int, geometry: Sequ
     Raises:
         UserError: The method needs trained weights, its options name no file, and the model's folder has none. Or the
             method needs the model's RoPE, attention modules, matrices or tokenizer, but cannot use those of this model.
-            It cannot use a matrix that is quantised, or divided among devices.
+            It cannot use a matrix that is quantised, or divided among devices. Or the weights are untrained in a layer
+            that the method evicts, or the method reads learned tokens and the model does not support them.
         SetupError: A table is missing, or a file that the options name; or weights are damaged or do not fit the model
             or the method's options.
     """
     weights, needs = {}, method.needs()
+    check_probes(method, loaded.model.config)
     if (needed := method.weights()) is not None:
-        weights = load_weights(needed, loaded.folder, loaded.model.config, loaded.device, loaded.fingerprint)
+        model = loaded.folder, loaded.model.config, loaded.device, loaded.fingerprint
+        weights = load_weights(needed, *model, layers=[g.index for g in geometry if g.evicts])
     return Rules(
         method=method,
         budget=None,

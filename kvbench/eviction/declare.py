@@ -141,6 +141,7 @@ class Allocation:
     prompt_len: torch.Tensor  # [b]
     stats: Mapping[str, torch.Tensor]  # [b, L, ...] from `score`
     weights: Mapping[str, torch.Tensor]
+    held_by_layer: tuple[int, ...] = ()  # as in `LayerView`, for the whole model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +179,7 @@ class Prompt(Protocol):
 
     @property
     def reply_header(self) -> tuple[int, ...]:
-        """The tokens that the chat template puts between the user's text and the reply; () without a template."""
+        """The tokens between the user's text and the reply in the run's prompts; () without a chat template."""
 
     def draft(self, model: str, count: int) -> tuple[int, ...]:
         """Return a draft model's greedy continuation of the prompt, at most `count` tokens.

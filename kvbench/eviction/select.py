@@ -124,6 +124,7 @@ def allocation_of(views: Sequence[LayerView], outs: Sequence[ScoreOut]) -> Alloc
         prompt_len=first.per_sequence(first.prompt_len)[:, 0],
         stats={name: join([out.stats[name] for out in outs]) for name in outs[0].stats},
         weights=first.weights,
+        held_by_layer=first.held_by_layer,
     )
 
 

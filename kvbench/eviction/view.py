@@ -78,6 +78,9 @@ class LayerView:
     kernels: bool = False  # whether helpers may run Triton kernels, which need a GPU
     ordinal: int = 0  # position of the layer among those that evict
     layer_count: int = 1  # layers that evict
+    # Entries per head before this eviction, a mean over heads, of every layer that evicts, by ordinal; () if all layers
+    # hold equally many.
+    held_by_layer: tuple[int, ...] = ()
     scaling: float  # the model's softmax scale, usually 1 / sqrt(d)
     softcap: float | None = None
 

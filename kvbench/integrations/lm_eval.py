@@ -45,7 +45,7 @@ from kvbench.runner.spool import Spool
 from kvbench.sources import adapters, models
 from kvbench.taskkit import prompts, template_variables
 from kvbench.taskkit.lm_eval_source import generation
-from kvbench.taskkit.reader import special_stops
+from kvbench.taskkit.reader import ModelReader, special_stops
 
 
 @register_model("kvbench")
@@ -215,6 +215,7 @@ class KVBenchLM(TemplateLM):
             stop_strings=stop,
             stop_ids=tuple(int(self.tokenizer.convert_tokens_to_ids(token)) for token in special),
             seed=self.args.run.seed,
+            reply_header=self._reply_header(),
         )
 
     def _continuation(self, context: list[int], continuation: list[int], spool: Spool) -> Request:
@@ -236,7 +237,15 @@ class KVBenchLM(TemplateLM):
             forced=tuple(continuation),
             seed=self.args.run.seed,
             compress_at=len(ids) - 1 if len(ids) > 1 else None,
+            reply_header=self._reply_header(),
         )
+
+    def _reply_header(self) -> tuple[int, ...]:
+        """Return the tokens that the chat template puts before a reply; () if no template renders the prompts."""
+        reader = ModelReader(
+            tokenizer=self.tokenizer, model_type="", context=0, chat=self._templated, variables=self._variables
+        )
+        return reader.reply_header(thinking=self.args.run.thinking)
 
     def _fit(self, ids: Sequence[int], output: int, *, least: int) -> tuple[int, ...]:
         """Return a prompt's tokens. With the argument ``truncate=left``, drop as many of the first tokens as needed, so

@@ -6,7 +6,8 @@
 It is a `transformers.Cache` whose memory is the engine's SlotCache, one slot per prompt of the batch. During a forward
 pass with the cache, the engine's writers compute the model's attention; at all other times the model's own code does,
 so several caches may exist for one model. Greedy tokens equal the engine's, also for left-padded prompts and later
-turns. The class is for use in other code; the benchmark runs on `loop.Engine`.
+turns. Passes with the cache compute no gradients. The class is for use in other code; the benchmark runs on
+`loop.Engine`.
 """
 
 from __future__ import annotations
@@ -193,10 +194,10 @@ class EvictionCache(FixedBatch):
             check_positions(inputs.get("position_ids"), self._positions(ids), mask)
         self._routing.enter_context(self._reader.model.routed())
         self._routing.enter_context(self._reader.model.attend(self._attend))
+        self._routing.enter_context(torch.no_grad())  # the pass changes the cache's tensors in place
         try:
-            with torch.no_grad():
-                if self._prompts:
-                    self._settle(ids[:, 0].tolist())
+            if self._prompts:
+                self._settle(ids[:, 0].tolist())
         except BaseException:
             self._routing.close()
             raise

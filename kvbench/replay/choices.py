@@ -16,6 +16,7 @@ from kvbench.engine.attention.geometry import LayerGeometry, largest_group
 from kvbench.engine.cache.layout import fit
 from kvbench.engine.model.layer_weights import refuse_quantised
 from kvbench.engine.model.weights import load_weights
+from kvbench.engine.probes import check_probes
 from kvbench.errors import KVBenchError
 from kvbench.eviction import choose
 from kvbench.eviction.budget import Budget, label
@@ -83,10 +84,12 @@ class Target:
         method.drafts()
         if self.images:
             check_images(choice.label, method)
-        fit(self.geometry, method, self.longest)
+        geometry = fit(self.geometry, method, self.longest)
         refuse_quantised(choice.label, method, self.config)
+        check_probes(method, self.config)
         if (needed := method.weights()) is not None:
-            load_weights(needed, self.folder, self.config, "cpu", self.fingerprint)
+            layers = [g.index for g in geometry if g.evicts]
+            load_weights(needed, self.folder, self.config, "cpu", self.fingerprint, layers)
 
 
 def plan(

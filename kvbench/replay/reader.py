@@ -114,8 +114,8 @@ class TraceReader:
         rules = self.setup.rules_for_prompt(len(traces[0].prompt))
         rules = replace(rules, weights={**rules.weights, **(future or {})})
         with self.reader.model.routed():
-            prompts, images = [t.prompt for t in traces], traces[0].request.images
-            cache, logits = self.reader.open(prompts, rules, _keys(traces, prompt=True), images)
+            prompts = [t.prompt for t in traces]
+            cache, logits = self.reader.open(prompts, rules, _keys(traces, prompt=True), traces[0].request)
             cache.begin_decoding(_keys(traces))
             listener.opened(cache)
             listener.predicted(0, logits[:, None])

@@ -14,13 +14,14 @@ import torch
 from kvbench.config import plugins
 from kvbench.config.run_config import Cell, MethodChoice, RunConfig
 from kvbench.engine.attention.geometry import largest_group
-from kvbench.engine.cache.layout import check_prefill, layer_by_layer
+from kvbench.engine.cache.layout import check_prefill, fit, layer_by_layer
 from kvbench.engine.images import joined
 from kvbench.engine.model.layer_weights import refuse_quantised
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.shape import ModelShape
 from kvbench.engine.model.weights import find, load_weights
 from kvbench.engine.plan import Machine, plan_cell
+from kvbench.engine.probes import check_probes
 from kvbench.engine.slot_plan import SlotPlan
 from kvbench.errors import SetupError, quote
 from kvbench.eviction import choose
@@ -49,9 +50,11 @@ class MethodState:
     @classmethod
     def of(cls, choice: MethodChoice, model_config: Any, info: models.ModelInfo) -> MethodState:
         """Make the method that the user chose, and find its version, source and artefacts. Raises KVBenchError like
-        `artefacts`, and UserError if the method reads matrices of the model that stay quantised in memory."""
+        `artefacts`, and UserError if the method reads matrices of the model that stay quantised in memory, or learned
+        tokens that the model does not support."""
         method = choose.make(choice.name, dict(choice.options))
         refuse_quantised(choice.label, method, model_config)
+        check_probes(method, model_config)
         return cls(
             method=method,
             version=version(choice.name),
@@ -195,10 +198,14 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def check_weights(plans: Iterable[CellPlan], loaded: LoadedModel) -> None:
-    """Raise SetupError if the weights of a method were made for a model with other parameters than the loaded model."""
-    for cell in {plan.cell.method: plan.cell for plan in plans}.values():
-        if (needed := make_method(cell).weights()) is not None:
-            load_weights(needed, loaded.folder, loaded.model.config, "cpu", loaded.fingerprint)
+    """Raise SetupError if the weights of a method were made for a model with other parameters than the loaded model,
+    UserError if they are untrained in a layer that the method will evict."""
+    lengths = {(plan.cell.method, plan.max_tokens): plan.cell for plan in plans}
+    for (_, longest), cell in lengths.items():
+        method = make_method(cell)
+        if (needed := method.weights()) is not None:
+            layers = [g.index for g in fit(loaded.geometry, method, longest) if g.evicts]
+            load_weights(needed, loaded.folder, loaded.model.config, "cpu", loaded.fingerprint, layers)
 
 
 def artefacts(method: Method, model_config: Any, names: Sequence[str], info: models.ModelInfo) -> dict[str, str] | None:

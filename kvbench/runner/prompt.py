@@ -27,10 +27,12 @@ class Prompt:
     Document, text and ids lie in a temporary file; each access to `doc` or `text` reads this file.
 
     Attributes:
+        thinking: what scorers are told of thinking (`Output.thinking`).
         max_new_tokens: most tokens that a sample generates in one turn.
         max_tokens: most tokens that a sample reads and generates in all turns together.
         cut: number of tokens removed because the text was too long.
         compress_at: in a query-agnostic run, how many tokens of the prompt come before the question.
+        reply_header: the tokens that the chat template puts between the first turn's text and the reply.
         images: the first turn's images, for the engine.
         pictures: facts about the images of all turns, as rows store them.
         read_pictures: a function that returns the model's inputs for each image of all turns.
@@ -49,6 +51,7 @@ class Prompt:
     talk: Talk | None = None
     multi_turn_cache: str | None = None  # how later turns are read, see `Talk.mode`
     compress_at: int | None = None
+    reply_header: tuple[int, ...] = ()
     stop_ids: tuple[int, ...] = ()
     images: Images | None = None
     pictures: tuple[Mapping[str, Any], ...] = ()
@@ -78,7 +81,11 @@ class PromptMaker:
     def prompt(self, doc: Doc) -> Prompt:
         reader, config = self.reader, self.config
         check_markers(doc.turns, f"question {quote(doc.doc_id)}")
-        spec = sampling(dataclasses.replace(self.task.gen(reader.model_type), **doc.gen), config)
+        default = dataclasses.replace(self.task.gen(reader.model_type), **doc.gen)
+        spec = sampling(default, config)
+        # Some templates open a thinking block whatever the task asks. A task without thinking allows few new tokens, so
+        # that such a block may never end: what the model wrote is then its answer.
+        thinking = False if default.thinking is False and not spec.thinking else self.thinking
         stop, special = special_stops(spec.stop, reader.tokenizer)
         spec = dataclasses.replace(spec, stop=stop, stop_tokens=(*spec.stop_tokens, *special))
         doc, cut = self._cut(doc, spec)
@@ -96,7 +103,7 @@ class PromptMaker:
             at = _behind(at, images, *map(len, reader.vision.around))
         stored, talk, mode = self.spool.put(doc, f"question {quote(doc.doc_id)}"), None, None
         if len(doc.turns) > 1:
-            talk = Talk(stored.read, reader, spec.thinking, config.multi_turn == "keep", self.thinking)
+            talk = Talk(stored.read, reader, spec.thinking, config.multi_turn == "keep", thinking)
             talk.check_images()
             mode = talk.mode
             if config.compress == "query-agnostic" and mode != "keep":
@@ -111,7 +118,7 @@ class PromptMaker:
         return Prompt(
             doc_id=doc.doc_id,
             spec=spec,
-            thinking=self.thinking,
+            thinking=thinking,
             ids=self.spool.ids(encoded),
             stored_doc=stored,
             stored_text=self.spool.put(text, "a prompt"),
@@ -122,6 +129,7 @@ class PromptMaker:
             talk=talk,
             multi_turn_cache=mode,
             compress_at=at,
+            reply_header=reader.reply_header(doc.turns[0], thinking=spec.thinking),
             stop_ids=tuple(reader.last_id(t) for t in spec.stop_tokens),
             images=images,
             pictures=self._facts(doc, text),

@@ -155,7 +155,7 @@ class TaskWork:
             thinking=thinking,
             prompts=all_prompts,
             data=(dataclasses.asdict(used) if used else {}) | task.sources(),
-            notes=_notes(task, spec, config, all_prompts, reader),
+            notes=_notes(task, spec, config, all_prompts, reader, thinking),
         )
 
     def prompts_hash(self) -> str:
@@ -243,6 +243,7 @@ class TaskWork:
             conversation=prompt.talk,
             seed=seed,
             compress_at=prompt.compress_at,
+            reply_header=prompt.reply_header,
             images=prompt.images,
         )
 
@@ -270,8 +271,11 @@ def _with_vision(task: Task, reader: ModelReader, vision: Callable[[], Vision]) 
     return dataclasses.replace(reader, vision=seeing, template=reader.template or seeing.template)
 
 
-def _notes(task: Task, spec: GenSpec, config: RunConfig, all_prompts: list[Prompt], reader: ModelReader) -> list[str]:
-    """Return notes that the user should read before the run, such as how many prompts are cut to fit.
+def _notes(
+    task: Task, spec: GenSpec, config: RunConfig, all_prompts: list[Prompt], reader: ModelReader, thinking: bool | None
+) -> list[str]:
+    """Return notes that the user should read before the run, such as how many prompts are cut to fit. thinking: whether
+    answers hold a thinking block, by the chat template.
 
     Raises UserError when a prompt and --max-new-tokens together exceed the model's context. Prompts that alone fill the
     context do not count.
@@ -299,6 +303,11 @@ def _notes(task: Task, spec: GenSpec, config: RunConfig, all_prompts: list[Promp
         notes.append(f"task {quote(task.name)} does not cut its prompts; --max-prompt-tokens has no effect on it.")
     if config.template_option and not reader.chat:
         notes.append(f"task {quote(task.name)} uses no chat template; --template-option has no effect on it.")
+    if thinking and spec.thinking is False:
+        notes.append(
+            f"task {quote(task.name)} runs without thinking, but the chat template always opens a thinking block, in "
+            f"which answers of {spec.max_new_tokens} tokens may end. Give --max-new-tokens or another --chat-template."
+        )
     if shortened := sum(p.cut > 0 for p in all_prompts):
         notes.append(
             f"task {quote(task.name)}: {shortened} of {len(all_prompts)} prompts are cut in the middle to fit."

@@ -13,6 +13,7 @@ from kvbench.task import Doc, Turn
 from kvbench.taskkit import prompts
 from kvbench.taskkit.vision import Vision
 
+QUESTION = "user-turn-0f3c"  # a placeholder that occurs in no template
 ANSWER = "An answer."  # a placeholder, to find the text that the template adds around an answer
 THOUGHTS = tuple(f"<{tag}>\nA thought.\n</{tag}>\n\n{ANSWER}" for tag in ("think", "seed:think"))
 
@@ -59,6 +60,19 @@ class ModelReader:
         word = "word"
         doc = Doc(doc_id="", turns=(Turn(question=word),), reference=None)
         return len(self.ids(self.text(doc, thinking=thinking))) - self.count(word)
+
+    def reply_header(self, turn: Turn | None = None, *, thinking: bool | None) -> tuple[int, ...]:
+        """Return the tokens that the chat template puts between a user's text and the reply.
+
+        The result is () without a template, or if the template changes the text. turn: the first turn of a document,
+        whose messages before the user's text count; None: no message precedes. thinking: as for `wrapping`.
+        """
+        if not self.chat:
+            return ()
+        turn = replace(turn or Turn(question=""), context="", question=QUESTION, images=(), answer_prefix="")
+        text = self.text(Doc(doc_id="", turns=(turn,), reference=None), thinking=thinking)
+        _, found, header = text.rpartition(QUESTION)
+        return tuple(prompts.encode(self.tokenizer, header, chat=True)) if found else ()
 
     def text(self, doc: Doc, *, thinking: bool | None, answers: tuple[str, ...] = ()) -> str:
         """Return the text of the prompt for the turn after `answers`: all user messages so far, with the answers
@@ -162,7 +176,7 @@ class Talk:
     reader: ModelReader
     thinking: bool | None  # the template's thinking switch; None: the template's default
     keep: bool
-    thinks: bool | None = None  # whether answers hold a thinking block; None: unknown
+    thinks: bool | None = None  # as in `kvbench.task.Output.thinking`
 
     @property
     def doc(self) -> Doc:

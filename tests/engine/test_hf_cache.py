@@ -50,6 +50,22 @@ def test_greedy_tokens_equal_the_engine(method, architecture):
     assert loaded.model.config._attn_implementation == "sdpa"  # the model is as before
 
 
+@pytest.mark.parametrize(("method", "architecture"), [("gkv", "qwen3"), ("ada-kv", "qwen3"), ("snapkv", "lfm2")])
+def test_a_loop_of_forward_passes_needs_no_block_without_gradients(method, architecture):
+    loaded = build(architecture)
+    ids, tokens = torch.tensor([list(range(5, 45))]), list[int]()
+    how = {"budget": 32, "interval": 8, "max_tokens": 100}
+    with EvictionCache(loaded.model, small(method), **how) as cache:
+        read = ids
+        for _ in range(20):
+            logits = loaded.model(read, past_key_values=cache, use_cache=True).logits
+            read = logits[:, -1].argmax(dim=-1, keepdim=True)
+            tokens.append(int(read))
+            assert torch.is_grad_enabled()
+    with EvictionCache(loaded.model, small(method), **how) as cache:
+        assert generate(loaded, ids[0].tolist(), cache, 20, rows=1) == [tokens]
+
+
 def test_a_model_that_peft_wraps():
     peft = pytest.importorskip("peft", reason="peft wraps models with adapters; it is in the extra 'adapters'")
     loaded = build("qwen3")

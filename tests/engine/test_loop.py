@@ -16,6 +16,7 @@ from kvbench.engine.loop import Engine
 from kvbench.engine.prefill import PromptReader
 from kvbench.errors import BudgetViolation, UserError
 from kvbench.eviction.api import Every, Method, Never, Once
+from kvbench.eviction.choose import make
 from kvbench.records import Sampling
 
 BUDGET, INTERVAL = 24, 8
@@ -27,7 +28,7 @@ def loaded():
 
 
 def run(loaded, todo, *, method="gkv", slots=4, budget=BUDGET, **options):
-    instance = small(method)
+    instance = small(method) if isinstance(method, str) else method
     engine = Engine(
         loaded,
         instance,
@@ -222,15 +223,40 @@ def test_a_sample_that_ends_with_its_first_token_is_returned_before_the_next_pro
     assert [len(read) for _ in engine.generate(todo)] == [1, 1, 2, 2, 3, 3]
 
 
-def test_bytes_do_not_depend_on_whether_the_first_token_is_the_last():
-    """The layers with a sliding window give up the tokens of a prompt that they no longer see."""
-    mixed = build("qwen2-sliding")
-    for layout in ("dense", "paged"):
-        peaks = [
-            run(mixed, requests(lengths=(100,), new_tokens=(n,), samples=1), method="full", layout=layout)["0", 0].usage
+@pytest.mark.parametrize("method", ["full", "snapkv", "pyramidkv", "kvzip", "snapkv+gkv", "expected-attention+gkv"])
+def test_bytes_do_not_depend_on_whether_the_first_token_is_the_last(method):
+    """A row counts what a slot holds: no queries, columns and states that only the prompt's eviction reads, and in
+    layers with a sliding window no tokens that they no longer see."""
+    mixed, made = build("qwen2-sliding"), make(method, {})
+    for layout in ("dense", "paged") if made.uniform else ("paged",):
+        one, two = (
+            run(mixed, requests(lengths=(100,), new_tokens=(n,), samples=1), method=made, budget=40, layout=layout)[
+                "0", 0
+            ].usage
             for n in (1, 2)
-        ]
-        assert peaks[0].kv_bytes_mean <= peaks[0].kv_bytes_peak <= peaks[1].kv_bytes_peak
+        )
+        assert one.kv_bytes_mean == one.kv_bytes_peak <= two.kv_bytes_peak <= two.kv_bytes_slot
+        if layout == "dense":
+            entries, beside = two.entries_peak - one.entries_peak, two.kv_bytes_extra - one.kv_bytes_extra
+            columns = 1 if method.endswith("gkv") else 0
+            assert (entries, beside) == (1, 4 * (1 + columns) * 2 * 2)  # two heads in each of two evicted layers
+
+
+def test_a_slot_stores_no_columns_and_states_of_a_method_that_evicts_the_prompt_only(loaded):
+    todo = requests(lengths=(60,), new_tokens=(30,), samples=1)
+    pair, alone = (
+        run(loaded, todo, method=make(name, {}))["0", 0].usage
+        for name in ("expected-attention+streaming-llm", "streaming-llm")
+    )
+    assert (pair.kv_bytes_peak, pair.kv_bytes_slot) == (alone.kv_bytes_peak, alone.kv_bytes_slot)
+    [snapkv, kvzip] = (run(loaded, todo, method=name, layout="paged")["0", 0].usage for name in ("snapkv", "kvzip"))
+    assert kvzip.kv_bytes_slot == snapkv.kv_bytes_slot
+
+
+def test_caches_per_query_head_gain_at_most_interval_entries_per_kv_head(loaded):
+    method = make("snapkv+gkv", {"snapkv.heads": "query", "snapkv.window": 8, "gkv.window": 8})
+    usage = run(loaded, requests(lengths=(100,), new_tokens=(50,), samples=1), method=method, budget=48)["0", 0].usage
+    assert (usage.entries_after_evict, usage.entries_peak) == (48, 48 + INTERVAL)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import copy
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
 from support.methods import small, with_tables
 from support.models import build, requests
 
+from kvbench.engine import prefill as reading
 from kvbench.engine.loop import Engine
+from kvbench.engine.probes import Drafts
 from kvbench.errors import BudgetViolation, UserError
 from kvbench.eviction.api import Column, Method, Needs, Once, Probe
+from kvbench.eviction.choose import from_label
 from kvbench.records import Sampling
 
 BUDGET = 24
@@ -165,6 +169,54 @@ def test_scores_see_the_prompt_s_queries_whatever_was_probed(loaded):
     for (layer, positions, queries), (same, at, want) in zip(probed.log, plain.log, strict=True):
         assert (layer, positions.tolist()) == (same, at.tolist())
         torch.testing.assert_close(queries, want, rtol=1e-5, atol=1e-6)
+
+
+def test_probes_open_the_reply_as_the_request_says(loaded, monkeypatch):
+    headers = []
+    monkeypatch.setattr(reading, "run_probes", lambda cache, prompt, *_: headers.append(prompt.reply_header))
+    [request] = requests(lengths=(40,), new_tokens=(1,), samples=1, sampling=Sampling())
+    engine = Engine(loaded, small("kvzip"), budget=BUDGET, interval=8, slots=1, max_tokens=300)
+    list(engine.generate([replace(request, reply_header=(11, 12))]))
+    assert headers == [(11, 12)]
+
+
+def test_a_draft_is_greedy_whatever_its_model_s_settings_of_generation(loaded, monkeypatch):
+    draft = copy.deepcopy(build("qwen3"))
+    draft.model.generation_config.repetition_penalty = 5.0
+    monkeypatch.setattr("kvbench.engine.probes.load_draft", lambda *_: draft)
+    read = list(range(3, 60))
+    for _ in range(8):
+        read.append(int(draft.model(torch.tensor([read])).logits[0, -1].argmax()))
+    assert len(set(read[57:])) < 8  # a penalty would show
+    assert Drafts(loaded).continue_("draft", read[:57], 8) == tuple(read[57:])
+
+
+def kept_of_chunks(loaded, label):
+    """The positions that stay of a prompt of 100 tokens and an answer, by tokens seen and layer."""
+    kept = {}
+
+    def log(_, seen, layer, heads):
+        kept.setdefault(seen, {})[layer] = [head.tolist() for head in heads]
+
+    generate(loaded, from_label(label), 100, tokens=20, prefill="chunked", log=log)
+    return kept
+
+
+@pytest.mark.parametrize("label", ["pyramidkv(window=4)", "ada-kv(base=pyramidkv(window=4))"])
+def test_layers_of_a_pyramid_that_grow_with_the_prompt_fill_the_budget(loaded, label):
+    for layers in kept_of_chunks(loaded, label).values():
+        sizes = [len(head) for heads in layers.values() for head in heads]
+        assert sum(sizes) == BUDGET * len(sizes)
+
+
+@pytest.mark.parametrize("options", ["", ", compat=reference", ", compat=reference, cascade=false"])
+def test_cake_evicts_the_prompt_alike_with_and_without_decoding(loaded, options):
+    once, always = (kept_of_chunks(loaded, f"cake(window=4, decode={d}{options})") for d in ("false", "true"))
+    assert set(once) == {32, 48, 64, 80, 96, 100}
+    assert all(layers == always[seen] for seen, layers in once.items())
+    assert max(always) > 100
+    sizes = [[len(heads[0]) for _, heads in sorted(always[seen].items())] for seen in always if seen >= 100]
+    assert all(size == sizes[0] for size in sizes)
 
 
 @dataclass(frozen=True)

@@ -184,6 +184,8 @@ def test_combinations_whose_scores_would_be_wrong_are_refused(name, options, why
         make(name, options)
 
 
-@pytest.mark.parametrize("name", ["streaming-llm+tova", "pyramidinfer+tova", "snapkv+streaming-llm", "snapkv+trimkv"])
+@pytest.mark.parametrize(
+    "name", ["streaming-llm+tova", "pyramidinfer+tova", "sepllm+tova", "snapkv+streaming-llm", "snapkv+trimkv"]
+)
 def test_combinations_whose_scores_are_right_are_taken(name):
     assert make(name, {}).takes_budget

@@ -24,12 +24,12 @@ def views(count, tokens=24, budget=10, window=3):
 
 
 def test_layers_shrink_as_the_schedule_says_and_fill_the_budget():
-    method = methods.get("pyramidinfer")(window=3, sinks=1, decay=0.5)
-    keeps = [decision.keep for decision in decide(method, list(views(4)))]
+    method = methods.get("pyramidinfer")(window=8, sinks=1, decay=0.5)
+    keeps = [decision.keep for decision in decide(method, list(views(4, tokens=60, budget=20, window=8)))]
     sizes = [keep.sum(dim=-1) for keep in keeps]
     assert all(bool((size == size[0, 0]).all()) for size in sizes)
-    # r = 1, 0.927, 0.75: shares 1, 1, 0.927, 0.695 of 40 entries
-    assert [int(size[0, 0]) for size in sizes] == [11, 11, 10, 8]
+    # r = 1, 0.927, 0.75: shares 1, 1, 0.927, 0.695 of 48 entries, and the window of 8 in every layer
+    assert [int(size[0, 0]) for size in sizes] == [21, 21, 21, 17]
 
 
 def test_each_layer_keeps_a_part_of_what_the_layer_below_keeps():

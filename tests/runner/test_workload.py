@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import transformers
+from support.chat_templates import OPEN
+from support.folders import DATA
 from tokenizers import AddedToken
 
 from kvbench import registry, tiny
@@ -165,6 +167,41 @@ def test_a_stop_string_that_is_a_special_token_ends_answers_as_a_token(tokenizer
     assert request.stop_strings == ("\n\n",)
     assert request.stop_ids == tuple(added.convert_tokens_to_ids(["<|turn|>", tokenizer.eos_token]))
     assert rows[0]["stop"] == list(stop)
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_request_has_the_reply_header_of_its_prompt(tokenizer: Any, tmp_path: Path, raw: bool) -> None:
+    template, data = tmp_path / "t.jinja", tmp_path / "q.jsonl"
+    template.write_text("{{ messages[0].content }} [{{ enable_thinking }}, {{ effort }}]")
+    data.write_text(json.dumps({"id": "a", "question": "k1 k2", "answer": 1}))
+    rendering: dict[str, Any] = {"chat_template": str(template), "template_option": ("effort=high",), "thinking": False}
+    rendering = {"no_chat_template": True} if raw else rendering
+    work, _, _ = planned(tokenizer, config("kvzip", 48, task="file/q", task_file=str(data), **rendering))
+    header = work.request(work.prompts[0], (0,), seed=0).reply_header
+    assert header == (() if raw else tuple(tokenizer(" [False, high]", add_special_tokens=False)["input_ids"]))
+
+
+@pytest.mark.parametrize(
+    ("task", "asked", "scored", "noted"),
+    [
+        ("leak", None, False, True),
+        ("leak", True, True, False),
+        ("aime24", None, True, False),
+        ("aime24", False, True, True),
+    ],
+)
+def test_a_template_that_always_opens_a_thinking_block(
+    tokenizer: Any, tmp_path: Path, task: str, asked: bool | None, scored: bool, noted: bool
+) -> None:
+    """In a task without thinking, an unfinished block is the answer, whatever the template does."""
+    template = tmp_path / "t.jinja"
+    template.write_text(OPEN)
+    made = config("gkv", 48, task=task, chat_template=str(template), thinking=asked, data=str(DATA / "tasks"))
+    source = Data(made.data, env={}, allow_mismatch=True)
+    work = TaskWork.load(task, made, source, tokenizer, "qwen3", 32768, spool=Spool(), vision=no_images)
+    assert {prompt.thinking for prompt in work.prompts} == {scored}
+    assert work.thinking is True  # the column
+    assert any("always opens a thinking block" in note for note in work.notes) is noted
 
 
 def test_what_reads_prompts_is_part_of_what_a_row_is(tokenizer: Any) -> None:

@@ -39,6 +39,35 @@ def test_lengths(tokenizer):
     assert len(chat.ids(chat.text(doc, thinking=None))) == chat.wrapping() + chat.count(text)
 
 
+SWITCH = FORGETS.replace("<think>", "{% if enable_thinking is false %}<think>").replace(
+    "</think>\n\n", "</think>\n\n{% endif %}"
+)
+PARTS = (
+    "{% for m in messages %}{{ m.role }}: {% for c in m.content %}{% if c['type'] == 'text' %}{{ c['text'] }}"
+    "{% endif %}{% endfor %}<end>\n{% endfor %}Assistant:"
+)
+BY_SYSTEM = CHATML.replace(
+    "assistant\n", "assistant\n{% if '/no_think' in messages[0]['content'] %}<think></think>{% endif %}"
+)
+OPENS = "<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "thinking", "turn", "header"),
+    [
+        (SWITCH, None, None, OPENS),
+        (SWITCH, False, None, OPENS + "<think>\n\n</think>\n\n"),
+        (PARTS, None, None, "<end>\nAssistant:"),
+        (BY_SYSTEM, None, Turn(question="q", system="/no_think", answer_prefix="A:"), OPENS + "<think></think>"),
+        ("{{ messages[0]['content'] | upper }} A:", None, None, ""),
+    ],
+)
+def test_the_reply_header_follows_the_user_s_text(tokenizer, template, thinking, turn, header):
+    got = reader(tokenizer, template).reply_header(turn, thinking=thinking)
+    assert got == tuple(tokenizer(header, add_special_tokens=False)["input_ids"])
+    assert reader(tokenizer, template, chat=False).reply_header(turn, thinking=thinking) == ()
+
+
 @pytest.mark.parametrize("limit", [40, 41, 7])
 def test_a_long_text_keeps_its_first_and_last_half(tokenizer, limit):
     words = [f"k{i % 40}" for i in range(200)]

@@ -14,7 +14,7 @@ from kvbench.audit.invariants.prompts import generate_inputs
 from kvbench.audit.invariants.subject import Subject
 from kvbench.audit.invariants.trial import Bench, Trial, noise_keys
 from kvbench.audit.outcome import Broken, NotApplicable, Stopped
-from kvbench.engine.cache.layout import check_prefill, entry_budget, fit
+from kvbench.engine.cache.layout import check_prefill, entry_budget, fit, ticks_every
 from kvbench.engine.reference import KeptHistory
 from kvbench.engine.setup import rules_for
 from kvbench.errors import SetupError, UserError
@@ -78,6 +78,7 @@ class Exam:
         self.group = max((g.group for g in self.loaded.geometry), default=1)
         copies = self.group if self.method.per_query_head else 1
         self.copies = copies
+        self.interval = ticks_every(self.method, INTERVAL, self.group)
         size = max(SMALLEST_BUDGET, (self.method.min_budget() + 8) * copies)
         self.size = size - size % copies
         self.budget = self.size if self.method.takes_budget else None
@@ -104,7 +105,7 @@ class Exam:
 
     @property
     def growth(self) -> int | None:
-        return self.method.during("decode").trigger(INTERVAL).growth
+        return self.method.during("decode").trigger(self.interval).growth
 
     @once
     def main(self, way: Way) -> Trial:

@@ -12,11 +12,10 @@ from collections import defaultdict
 import torch
 
 from kvbench.audit.invariants.events import evictions, held_at
-from kvbench.audit.invariants.exam import CHUNK, INTERVAL, TAIL, AuditLayout, Exam, Way
+from kvbench.audit.invariants.exam import CHUNK, TAIL, AuditLayout, Exam, Way
 from kvbench.audit.invariants.trial import Trial, noise_keys
 from kvbench.audit.outcome import DROPPED_NOTHING, EVICTS_NOTHING, Broken, NotApplicable
 from kvbench.engine.cache.pool import PAGE
-from kvbench.eviction.columns import expanded
 from kvbench.records import Request
 
 TOLERANCE = 1e-4  # largest difference of logits, relative to the largest logit; arithmetic is float32
@@ -79,7 +78,7 @@ def protect(exam: Exam, way: Way) -> None:
     _drops(exam, way)
     protects = False
     for e in evictions(exam, exam.main(way)):
-        p = e.acting.keeps_always(e.allowed).at(INTERVAL)
+        p = e.acting.keeps_always(e.allowed).at(exam.interval)
         images = e.images if p.text else set()
         protects = protects or bool(p.sinks or p.recent or p.prompt or images)
         ends = max(p.sinks, len(e.request.prompt_ids[: p.prompt_most]) if p.prompt else 0)
@@ -143,7 +142,7 @@ def memory(exam: Exam, layout: AuditLayout) -> None:
     if trial.lost_pages:
         raise Broken(trial.lost_pages)
     g = exam.evicting[0]
-    columns = len(expanded(exam.method.columns(), g.group))
+    columns = len(trial.cache.shape.columns)
     size = (g.head_dim + g.value_dim) * exam.loaded.dtype.itemsize + 4 + 4 * columns
     if any((other.head_dim, other.value_dim) != (g.head_dim, g.value_dim) for other in exam.evicting):
         raise NotApplicable("layers have entries of different sizes")

@@ -60,6 +60,15 @@ def entry_budget(method: Method, budget: float | None, prompt_len: int, group: i
     return entries // group if method.per_query_head else entries
 
 
+def ticks_every(method: Method, interval: int, group: int) -> int:
+    """Return how many tokens a sequence generates between two ticks; group: query heads per KV head.
+
+    If the method keeps entries per query head, each token adds `group` entries per KV head. Ticks then come `group`
+    times as often, at most after every token, so that a KV head still gains no more than `interval` entries.
+    """
+    return max(1, interval // group) if method.per_query_head else interval
+
+
 def capacity(method: Method, budget: float | None, interval: int, lengths: Lengths, group: int = 1) -> int:
     """Return how many entries per head, averaged over the heads, a slot must have room for.
 
@@ -232,15 +241,16 @@ def shape_of(
 ) -> Shape:
     """Return the size of a cache for sequences of these lengths. geometry: the model's geometry, not the result of
     `fit`. states: the shapes of the recurrent layers' states. sums: see `sums_attention`."""
-    group = largest_group(geometry)
+    group, decode = largest_group(geometry), method.during("decode")
     rows = capacity(method, budget, interval, lengths, group)
+    evicts = method.evicts and decode.trigger(interval).growth is not None  # else nothing reads columns and states
     return Shape(
         slots=slots,
         rows=rows,
         bounded=method.takes_budget and method.decode_bounded,
         longest=lengths.total,
-        columns=expanded(method.columns(), group) if method.evicts else (),
-        states=method.states() if method.evicts else (),
+        columns=expanded(decode.columns(), group) if evicts else (),
+        states=decode.states() if evicts else (),
         queries=stored_queries(method, interval, lengths.total, sums)[1] if method.evicts else 0,
         sums=sums,
         marks=sum_marks(method, interval, sums) if method.evicts else (),

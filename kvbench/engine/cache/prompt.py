@@ -69,6 +69,8 @@ class PromptCache:
         self.logits: torch.Tensor | None = None  # [b, V] after the prompt's newest token; None before the first pass
         self.prompt_rows: dict[int, int] = {}  # layer -> entries per head of the prompt, without probes
         self.extra = 0  # tokens of kept probes
+        self.reply_header: tuple[int, ...] | None = None  # of the prompt, for probes; see `Request.reply_header`
+        self._held_by_layer: tuple[int, ...] = ()  # for views, while `reduce` runs
         self._by_index = {g.index: g for g in geometry}
         self._facts: tuple[object, tuple[torch.Tensor, ...]] | None = None  # of the last view, see `_facts_on`
 
@@ -124,6 +126,7 @@ class PromptCache:
             # [b, w, hidden size]; w: as many of the newest as are stored, but at most `_hidden_seen`
             hidden=layer.hidden[:, 0, -self._hidden_seen :] if self._hidden_seen and probe is None else None,
             states=layer.states,
+            held_by_layer=self._held_by_layer,
             probe=probe,
             probe_keys=own[0] if own else None,
             probe_positions=own[1].expand(b, -1) if own else None,
@@ -159,9 +162,11 @@ class PromptCache:
         if not (self.acting.evicts and self.full()):
             return False
         indices, most = [g.index for g in self.evicting], self.allowed()
+        self._held_by_layer = tuple(int(self.layers[i].held()) for i in indices)
         with gathered():
             for group in [[i] for i in indices] if self.acting.layerwise else [indices]:
                 self.evict(group)
+        self._held_by_layer = ()
         check_held(self.held(), most)
         self.evictions += 1
         return True

@@ -42,10 +42,6 @@ class PackedLayer:
         """Return the positions of each head's entries."""
         return self.positions.split(self.lengths)
 
-    def bytes(self) -> int:
-        beside = (self.queries, self.hidden, *self.columns.values(), *self.states.values())
-        return sum(t.nbytes for t in (self.keys, self.values, self.positions, *beside))
-
 
 class PromptLayer:
     """One layer of the KV caches of b prompts.
