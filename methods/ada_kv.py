@@ -42,7 +42,7 @@ from kvbench.registry import methods
 @dataclass(frozen=True)
 class AdaKV(Wrapper):
     paper = "Feng et al., arXiv 2407.11550"
-    version = "2"  # 2: entries with an infinite score count as a head's best; `base` scores under the same protection
+    version = "3"  # 3: shares of a `base` such as pyramidkv fill the budget on prompts in chunks
 
     base: str = option("snapkv", "the method that scores, with its options in brackets")
     floor_alpha: float = option(0.2, "share of the budget that is spread evenly over heads", low=0, high=1)

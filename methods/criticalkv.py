@@ -47,7 +47,7 @@ from kvbench.registry import methods
 @dataclass(frozen=True)
 class CriticalKV(Method):
     paper = "Feng et al., arXiv 2502.03805"
-    version = "2"  # 2: only sums over queries are divided by their number; `base` scores under the same protection
+    version = "3"  # 3: shares of a `base` such as pyramidkv fill the budget on prompts in chunks
 
     base: str = option("snapkv(kernel=5, pool=avg)", "the method that scores, with its options in brackets")
     rho: float = option(0.5, "share of a head's budget that the base's scores alone decide", low=0, high=1)

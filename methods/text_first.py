@@ -23,7 +23,7 @@ from kvbench.registry import methods
 @methods.register("text-first")
 @dataclass(frozen=True)
 class TextFirst(Wrapper):
-    version = "2"  # 2: `base` scores under the same protection
+    version = "3"  # 3: shares of a `base` such as pyramidkv fill the budget on prompts in chunks
 
     base: str = option("gkv", "the method that scores, with its options in brackets")
 

@@ -28,8 +28,9 @@ from kvbench.taskkit.rows import reasoning
 
 SHOWN = 5  # how many of a file's problems the error message lists
 MEDIA = re.compile(r"(?<![a-z])(images?|img|pictures?|photos?|videos?|audios?)(?![a-z])", re.I)  # in names of fields
-# The fields that may hold text, as `_wrong` checks them: name, whether numbers are allowed, whether it is required.
 _OPERATOR = re.compile(r"[+*/^=_\\]|-.*[a-z]|[a-z].*-")  # "A-B-C" may be an order
+_FONT = re.compile(r"\\(?:text|mathrm|textbf|mathbf|textit|mathit)(?![a-zA-Z])")  # LaTeX commands around a text
+# The fields that may hold text, as `_wrong` checks them: name, whether numbers are allowed, whether it is required.
 _TEXTS = tuple((field, False, False) for field in ("context", "system", "answer_prefix", "category", "cluster_id"))
 
 
@@ -114,7 +115,7 @@ def same_algebra(text: str, reference: str) -> bool:
     """
     letters, others = (set(re.sub(r"\\[a-zA-Z]+|[\W\d_]", "", part)) for part in (text, reference))
     long = re.search(r"(?<![^\W\d_])(?<!\\)[^\W\d_]{4,}", reference)
-    if long or letters != others or not _OPERATOR.search(reference):
+    if long or letters != others or not _OPERATOR.search(_FONT.sub("", reference)):
         return False
     return bool(score_math(boxed(text), reference, thinking=False).value)
 

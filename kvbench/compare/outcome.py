@@ -77,10 +77,15 @@ class Outcome:
         return self.new.unfinished if self.policy.strict else {}
 
     def lacks_decision(self, one: Judged) -> bool:
-        """Return whether a cell makes the comparison fail because the policy is strict and the cell is undecided. Until
-        the second seed is run, this holds only if the first stage rejects; otherwise no second seed is needed."""
-        pending = one.tested is not None and one.tested.is_pending(self.stages)
-        return self.policy.strict and one.critical and one.verdict == "undecided" and (one.again or not pending)
+        """Return whether a cell makes the comparison fail because the policy is strict and the cell is undecided. While
+        the second seed of any cell is not run, this holds only for cells whose first stage rejects, because the exit
+        code then says whether a second seed is needed."""
+        undecided = self.policy.strict and one.critical and one.verdict == "undecided"
+        return undecided and (one.again or not self._is_first_stage)
+
+    @property
+    def _is_first_stage(self) -> bool:
+        return any(one.tested is not None and one.tested.is_pending(self.stages) for one in self.judged)
 
     @property
     def exit_code(self) -> int:

@@ -11,7 +11,8 @@ the p-values of both tests into one, so that Holm's correction applies as with o
 not run is never worse: even if its first stage rejects, it is undecided (or no worse than the margin).
 
 If the second seed repeats the first seed's answers, as with greedy decoding, its test says nothing new: two equal tests
-at sqrt(5%) would alarm in 22% of clean changes. Such a cell has one stage, at 5%, with or without a second seed.
+at sqrt(5%) would alarm in 22% of clean changes. Such a cell has one stage, at 5%, with or without a second seed. A
+method that draws entries at random, such as `random`, gives other answers with another seed, even with greedy decoding.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import FunctionType
 
 from kvbench.compare.cell import Cell, Key, Question
 from kvbench.compare.matching import Pair
 from kvbench.compare.policy import Policy
-from kvbench.errors import UserError, bare
+from kvbench.errors import KVBenchError, UserError, bare
+from kvbench.eviction import choose
+from kvbench.eviction.combined import Combined
 from kvbench.report.stats import ALPHA, Regression, both, holm, regression
 
 Group = tuple[Pair, ...]  # a cell on both sides, for each seed
@@ -99,10 +103,29 @@ def test(pairs: Group) -> Tested:
 
 
 def _repeats(cells: Sequence[Cell]) -> bool:
-    """Return whether seeds repeat answers on one side: decoding is greedy, or two seeds have equal answers. cells: one
-    per seed."""
-    greedy = cells[0].facts.get("temperature") in ("0", "0.0")
-    return greedy or len({cell.digest for cell in cells}) < len(cells)
+    """Return whether seeds repeat answers on one side. cells: one per seed. Two seeds repeat answers if their answers
+    are equal. With one seed, another seed will repeat its answers if decoding is greedy and the method draws nothing.
+    """
+    if len(cells) > 1:
+        return len({cell.digest for cell in cells}) < len(cells)
+    return cells[0].facts.get("temperature") in ("0", "0.0") and not _may_draw(cells[0].key.method)
+
+
+def _may_draw(label: str) -> bool:
+    """Return whether the method with this label may draw random numbers; True for a method that is not installed here,
+    and for a press, whose code is kvpress's. Methods take random numbers from `LayerView.noise`, so a method counts as
+    drawing if its class names `noise`, even if an option turns the draws off."""
+    try:
+        method = choose.from_label(label)
+    except KVBenchError:
+        return True
+    parts = (method.first, method.second) if isinstance(method, Combined) else (method,)
+    return any(part.kind in ("noise", "press") or _names_noise(type(part)) for part in parts)
+
+
+def _names_noise(cls: type) -> bool:
+    functions = (value for base in cls.__mro__ for value in vars(base).values() if isinstance(value, FunctionType))
+    return any("noise" in function.__code__.co_names for function in functions)
 
 
 def judge(tested: Mapping[Key, Tested], policy: Policy, stages: int) -> dict[Key, Verdict]:

@@ -48,14 +48,16 @@ def _decoder_layers(model: Any) -> Iterable[torch.nn.Module]:
 
 def _linears(layer: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield the linear layers inside a decoder layer, each with its path. A module inside a linear layer is left out:
-    in a training, peft's linear layer holds the model's own."""
+    in a training, peft's linear layer holds the model's own. A router of experts is left out too: some are linear
+    layers that return several tensors."""
     inside: list[str] = []
     for path, module in layer.named_modules():
         linear = hasattr(module, "in_features")  # nn.Linear, a quantised layer, or peft's
         experts = getattr(getattr(module, "weight", None), "ndim", 0) == 3  # the matrices of several experts in one
         if linear and not experts and not path.startswith(tuple(inside)):
             inside.append(f"{path}.")
-            yield path, module
+            if "Router" not in type(getattr(module, "base_layer", module)).__name__:  # base_layer: of peft's layer
+                yield path, module
 
 
 def fit_adapter(shapes: Mapping[str, tuple[int, ...]], model: Any) -> dict[str, tuple[int, ...]]:

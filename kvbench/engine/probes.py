@@ -32,33 +32,34 @@ Forward = Callable[[BlockWriter, Probe, int], tuple[torch.Tensor, int]]
 
 
 class ProbeTooLong(UserError):
-    """A prompt with a probe after it has more tokens than a model has positions."""
+    """A prompt with a probe after it, or with a draft model's tokens, has more tokens than a model has positions."""
 
-    def __init__(self, prompt: int, probe: int, context: int) -> None:
-        self.note = f"{prompt} prompt tokens + {probe} tokens of a probe in a context of {context}"
+    def __init__(self, prompt: int, more: int, context: int, draft: str | None = None) -> None:
+        what = "a probe" if draft is None else f"draft model {quote(draft)}"
+        self.note = f"{prompt} prompt tokens + {more} tokens of {what} in a context of {context}"
         super().__init__(
-            f"the model has no positions for {self.note}, which the method needs. Use shorter prompts, or a method "
+            f"there are no positions for {self.note}, which the method needs. Use shorter prompts, or a method "
             "without probes."
         )
 
 
-def refuse_inputs_per_layer(name: str, config: Any) -> None:
+def refuse_inputs_per_layer(config: Any) -> None:
     """Raise UserError for a model that reads a separate embedding of each token in every layer, as Gemma 4: learned
-    tokens have no such embeddings. name: the method that reads learned tokens. config: of transformers."""
+    tokens have no such embeddings. config: of transformers."""
     text = config.get_text_config()
     if getattr(text, "hidden_size_per_layer_input", 0):
         raise UserError(
-            f"method {quote(name)} does not support model type {quote(text.model_type)}: every layer reads its own "
+            f"learned tokens (lookaheadkv) do not suit model type {quote(text.model_type)}: every layer reads its own "
             "embeddings of tokens, which learned tokens lack. Use another method or model."
         )
 
 
 def check_probes(method: Method, config: Any) -> None:
-    """Raise UserError if the method reads learned tokens and the model does not support them. config: of
-    transformers."""
+    """Raise UserError if the method is `lookaheadkv`, whose tokens are learned, and the model does not support them.
+    Learned tokens of other methods are refused when the model would read them. config: of transformers."""
     acting = method.during("prefill")
-    if acting.needs().probes and (weights := acting.weights()) is not None:
-        refuse_inputs_per_layer(weights.kind, config)
+    if acting.needs().probes and (weights := acting.weights()) is not None and weights.kind == "lookaheadkv":
+        refuse_inputs_per_layer(config)
 
 
 @dataclass(slots=True)
@@ -85,8 +86,9 @@ class Drafts:
             draft.model.generation_config = transformers.GenerationConfig(**ends)
             self._loaded[name] = draft
         model, context = self._loaded[name].model, self._loaded[name].context
-        if len(ids) + count > context and has_position_table(model):
-            raise ProbeTooLong(len(ids), count, context)
+        read = count - 1  # the last token is not read
+        if len(ids) + read > context and has_position_table(model):
+            raise ProbeTooLong(len(ids), read, context, name)
         tokens = torch.tensor([list(ids)], device=model.device)
         mask = torch.ones_like(tokens)
         out = model.generate(tokens, attention_mask=mask, max_new_tokens=count, do_sample=False, num_beams=1)
@@ -161,6 +163,8 @@ def run_probes(cache: PromptCache, prompt: ReadPrompt, forward: Forward, block: 
     try:
         probe = next(steps)
         while True:
+            if probe.learned:
+                refuse_inputs_per_layer(prompt.drafts.target.model.config)
             evictor = probe.against
             assert evictor is None or isinstance(evictor, Method)
             if evictor is not None and evictor not in copies:

@@ -81,18 +81,15 @@ class KVBenchLM(TemplateLM):
         self.revision = models.revision(info)
         with in_its_words():
             state = MethodState.of(self.args.choice, self.loaded.model.config, info)
-        self.identity = identity_of(
-            self.args,
-            state,
-            weights=self.revision,
-            dtype=str(self.loaded.dtype),
-            adapter=adapter.identity if adapter else None,
-        )
+        dtype, own = str(self.loaded.dtype), adapter.identity if adapter else None
+        self.identity = identity_of(self.args, state, weights=self.revision, dtype=dtype, adapter=own)
+        self._probes = state.method.during("prefill").needs().probes
         self.shape = shape_of_model(self.loaded.model)
         use_threads(self.shape, self.loaded.device)
         self.machine = measure(self.loaded.device, self.loaded.dtype)
         self._device = self.loaded.device
         self._templated, self._used = False, list[Usage]()
+        self._headers = dict[bool, tuple[int, ...]]()  # by whether a template counts
 
     # --- text and tokens ----------------------------------------------------------------------------------------------
 
@@ -241,11 +238,13 @@ class KVBenchLM(TemplateLM):
         )
 
     def _reply_header(self) -> tuple[int, ...]:
-        """Return the tokens that the chat template puts before a reply; () if no template renders the prompts."""
-        reader = ModelReader(
-            tokenizer=self.tokenizer, model_type="", context=0, chat=self._templated, variables=self._variables
-        )
-        return reader.reply_header(thinking=self.args.run.thinking)
+        """Return the tokens that the chat template puts before a reply; () if no template renders the prompts or the
+        method has no probes."""
+        if (chat := self._templated and self._probes) not in self._headers:
+            how: dict[str, Any] = {"model_type": "", "context": 0, "chat": chat, "variables": self._variables}
+            reader = ModelReader(tokenizer=self.tokenizer, **how)
+            self._headers[chat] = reader.reply_header(thinking=self.args.run.thinking)
+        return self._headers[chat]
 
     def _fit(self, ids: Sequence[int], output: int, *, least: int) -> tuple[int, ...]:
         """Return a prompt's tokens. With the argument ``truncate=left``, drop as many of the first tokens as needed, so

@@ -200,11 +200,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 def check_weights(plans: Iterable[CellPlan], loaded: LoadedModel) -> None:
     """Raise SetupError if the weights of a method were made for a model with other parameters than the loaded model,
     UserError if they are untrained in a layer that the method will evict."""
-    lengths = {(plan.cell.method, plan.max_tokens): plan.cell for plan in plans}
-    for (_, longest), cell in lengths.items():
-        method = make_method(cell)
+    cells = {(plan.cell.method, plan.max_tokens): plan.cell for plan in plans}
+    methods = {choice: make_method(cell) for (choice, _), cell in cells.items()}
+    for choice, method in methods.items():
         if (needed := method.weights()) is not None:
-            layers = [g.index for g in fit(loaded.geometry, method, longest) if g.evicts]
+            lengths = [longest for other, longest in cells if other == choice]
+            layers = {g.index for longest in lengths for g in fit(loaded.geometry, method, longest) if g.evicts}
             load_weights(needed, loaded.folder, loaded.model.config, "cpu", loaded.fingerprint, layers)
 
 

@@ -111,12 +111,12 @@ def read_inputs(
 
 def _check_end(config: RunConfig, where: str, tokenizer: Any, model_config: Any, works: dict[str, TaskWork]) -> None:
     """Raise UserError if a task's answers could end only at the maximum length. An answer cannot end earlier if the
-    model has no end token, and neither task nor user gives a stop string or token."""
+    model has no end token, and neither task, prompt style nor user gives a stop string or token."""
     generation = None
     with models.reading(config.model, where), contextlib.suppress(OSError):  # no generation config
         generation = transformers.GenerationConfig.from_pretrained(where, revision=config.revision or "main")
     if not vocabulary.end_ids(tokenizer, generation, model_config.get_text_config()):
-        endless = [name for name, work in works.items() if not work.spec.stop and not work.spec.stop_tokens]
+        endless = [name for name, work in works.items() if not all(p.spec.stop or p.stop_ids for p in work.prompts)]
         if endless:
             raise UserError(
                 f"model {quote(config.model)} names no end token, and task {quote(endless[0])} has no stop string: "

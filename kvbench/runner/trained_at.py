@@ -22,9 +22,9 @@ COMPARED = ("budget", "interval")
 def warnings(config: RunConfig, methods: Mapping[MethodChoice, Method], info: ModelInfo) -> Iterator[str]:
     """Yield a warning for each method that runs at another budget or interval than its weights were trained for.
 
-    A value that the card of the weights lacks is not compared: the training does not depend on it. A budget that is a
-    share of the prompt is not compared either, because its number of entries varies. Variants of a method with the same
-    weights share one warning. Raises KVBenchError if weights or their card are missing, or if a card is damaged.
+    A value that the card of the weights lacks is not compared. A budget that is a share of the prompt is not compared
+    either, because its number of entries varies. Variants of a method with the same weights share one warning. Raises
+    KVBenchError if weights or their card are missing, or if a card is damaged.
     """
     variants: dict[tuple[str, Path], list[MethodChoice]] = {}
     for choice, method in methods.items():
@@ -49,9 +49,14 @@ def warnings(config: RunConfig, methods: Mapping[MethodChoice, Method], info: Mo
 
 def _trained(card: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the budgets and intervals that a card states, by name: a second one if the training had another for long
-    texts (the option `long` of `foresightkv`). A value that the card lacks is left out."""
+    texts (the option `long` of `foresightkv`). A value that the card lacks is left out. A card without `trained_at`,
+    from an earlier kvbench, states the values among the settings of its training."""
     made: Any = card.get("made")
     stated: Any = made.get("trained_at") if isinstance(made, Mapping) else None
+    if stated is None:
+        stated = made
+        for name in ("settings", "more"):
+            stated = stated.get(name) if isinstance(stated, Mapping) else None
     if not isinstance(stated, Mapping):
         return [{}]
     kinds = ("", "long_") if stated.get("long") else ("",)

@@ -61,7 +61,8 @@ def behind_marker(text: str, marker: str) -> str | None:
     """Return the answer behind the last `marker` in a text, which stands in the same line or the next line with text:
     the content of the line's last box or, without a box, the line without marks of Markdown and LaTeX around it. None
     without such a line."""
-    lines = re.findall(rf"{re.escape(marker)}(?:[\s*$]|\\[(\[])*(\S.*)", text, re.IGNORECASE)
+    again = re.escape(marker)  # a heading such as "**Final Answer:**" may stand before the marker's own line
+    lines = re.findall(rf"{again}(?:[\s*$]|\\[(\[])*+(?!{again})(\S.*)", text, re.IGNORECASE)
     if not lines:
         return None
     if (box := last_box(lines[-1])) is not None:

@@ -60,7 +60,7 @@ class MathTask(Task):
             turns=(chosen.turn(str(row[self.column])),),
             reference=self.reference(row),
             meta=self.meta(row) | ({"marker": chosen.marker} if chosen.marker else {}),
-            gen={"stop": chosen.stop} if chosen.stop else {},
+            gen={"stop": (*self.gen("").stop, *chosen.stop)} if chosen.stop else {},
         )
 
 

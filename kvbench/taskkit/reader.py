@@ -64,13 +64,16 @@ class ModelReader:
     def reply_header(self, turn: Turn | None = None, *, thinking: bool | None) -> tuple[int, ...]:
         """Return the tokens that the chat template puts between a user's text and the reply.
 
-        The result is () without a template, or if the template changes the text. turn: the first turn of a document,
-        whose messages before the user's text count; None: no message precedes. thinking: as for `wrapping`.
+        The result is () without a template, or if the template changes or refuses the text. turn: the first turn of a
+        document, whose messages before the user's text count; None: no message precedes. thinking: as for `wrapping`.
         """
         if not self.chat:
             return ()
         turn = replace(turn or Turn(question=""), context="", question=QUESTION, images=(), answer_prefix="")
-        text = self.text(Doc(doc_id="", turns=(turn,), reference=None), thinking=thinking)
+        try:
+            text = self.text(Doc(doc_id="", turns=(turn,), reference=None), thinking=thinking)
+        except UserError:  # a template may refuse a message that no prompt has
+            return ()
         _, found, header = text.rpartition(QUESTION)
         return tuple(prompts.encode(self.tokenizer, header, chat=True)) if found else ()
 

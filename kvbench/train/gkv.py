@@ -34,12 +34,13 @@ from kvbench.sources.adapters import MERGE
 from kvbench.sources.quantised import form_of
 from kvbench.train import lora
 from kvbench.train.generation_memory import Generation
-from kvbench.train.recipe import TRAIN_SHORTER, Recipe, Settings, check_choices, check_least, drawing
+from kvbench.train.recipe import Recipe, Settings, check_choices, check_least, drawing
 from kvbench.train.sparse_masks import Lifetimes
 from kvbench.train.sparse_pass import RECOMPUTE, recomputes
 from kvbench.train.traces import Question
 from kvbench.train.trained_model import save_folder, write_model
 
+SHORTER = "Give shorter texts or questions, or a smaller --opt max_tokens, until the longest fits into a window"
 ADAPTER = "adapter"  # folder of a trained adapter
 
 
@@ -114,7 +115,7 @@ class SparseRecipe(Recipe):
     @classmethod
     def check_longest(cls, loaded: LoadedModel, more: Mapping[str, Any], longest: int) -> None:
         if choose.from_label(str(more["method"])).evicts:
-            check_evicts(for_lengths(loaded.geometry, longest), longest, TRAIN_SHORTER)
+            check_evicts(for_lengths(loaded.geometry, longest), longest, SHORTER)
 
     def fitting(self, texts: Sequence[tuple[int, int]], what: str) -> int:
         """Return how many of the texts fit into the budget, so that nothing is evicted from them; 0 for a method

@@ -53,6 +53,35 @@ def test_a_strict_first_stage_fails_only_if_it_rejects(side, rows) -> None:
         assert [why for _, why in words.failures(first)] == said
 
 
+def test_a_cell_of_one_stage_does_not_fail_a_strict_first_stage(side, rows) -> None:
+    """The exit code says whether the second seed is needed; only with it, the greedy cell fails too."""
+    greedy = {"task": "greedy", "temperature": 0.0}
+    strict, same = Policy(strict=True), drawn(0.6)
+    base = side("a", rows(same, **greedy), rows(same), rows(drawn(0.6, seed=5), seed=1))
+    new = [rows(drawn(0.58, seed=1), **greedy, **OTHER), rows(drawn(0.55, seed=1), **OTHER)]
+    first = compare(base, side("b", *new), strict, stages=2)
+    assert {one.key.task: (one.verdict, one.again) for one in first.judged} == {
+        "greedy": ("undecided", False),
+        "walk": ("undecided", False),
+    }
+    assert first.exit_code == 0
+    both = compare(base, side("c", *new, rows(drawn(0.55, seed=7), seed=1, **OTHER)), strict, stages=2)
+    assert both.exit_code == 5
+
+
+@pytest.mark.parametrize(
+    ("method", "repeats"),
+    [("gkv", True), ("full", True), ("random", False), ("vase", False), ("snapkv+random", False), ("gone", False)],
+)
+def test_one_greedy_seed_is_enough_unless_the_method_may_draw(method: str, repeats: bool, side, rows) -> None:
+    greedy = {"method": method, "temperature": 0.0}
+    one = compare(side("a", rows(drawn(0.6), **greedy)), side("b", rows(drawn(0.5), **greedy, **OTHER)), NONE, stages=2)
+    assert one.judged[0].tested.repeats is repeats
+    seeds = (rows(drawn(0.6), **greedy), rows(drawn(0.6, seed=5), seed=1, **greedy))
+    two = compare(side("c", *seeds), side("d", *seeds), NONE, stages=2)
+    assert not two.judged[0].tested.repeats  # the answers of the two seeds differ
+
+
 @pytest.mark.parametrize("changes", [{"temperature": 0.0}, {}])
 def test_a_seed_that_repeats_answers_is_no_second_stage(changes, side, rows) -> None:
     """p is 4% with one seed; a second test of the same answers would make 0.2% of it, and fail at 22%."""

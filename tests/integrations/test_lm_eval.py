@@ -171,7 +171,7 @@ def test_a_template_file_and_the_thinking_switch(tmp_path):
     file = tmp_path / "t.jinja"
     file.write_text("{{ messages[0].content }} {{ enable_thinking }}")
     for thinking in (True, False):
-        model = KVBenchLM(model="tiny", chat_template=str(file), thinking=thinking)
+        model = KVBenchLM(model="tiny", method="laq", budget=64, chat_template=str(file), thinking=thinking)
         assert model._reply_header() == ()  # prompts are raw until lm-eval asks for the template
         assert model.apply_chat_template([{"role": "user", "content": "Hi"}]) == f"Hi {thinking}"
         assert model._reply_header() == tuple(model.tok_encode(f" {thinking}"))

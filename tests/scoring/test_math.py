@@ -49,6 +49,10 @@ def test_aux_columns():
         ("Answer: $\\boxed{7}$", "7", "7"),
         ("Answer:\n\\[\n.5\n\\]", "0.5", ".5"),
         ("Answer: 5\nAnswer: $70,000", "70000", "70,000"),
+        ("**Final Answer:**\n\nAnswer: 42", "42", "42"),
+        ("Answer: Answer: 5", "5", "5"),
+        ("Answer: $Answer: 6", "6", "6"),
+        ("Answer: Answer:", "5", "5"),  # no answer behind the last one: the last box
         ("is it.", "5", "5"),  # no marker
         ("Answer:\n$$", "5", "5"),  # no answer behind it: the last box
     ],

@@ -83,6 +83,14 @@ def test_references():
     assert doc.doc_id == "test/precalculus/807.json"
 
 
+def test_the_stop_strings_of_a_style_join_those_of_the_task(monkeypatch: pytest.MonkeyPatch):
+    task = get_task("gsm8k")
+    own = replace(task.gen(""), stop=("END",))
+    monkeypatch.setattr(type(task), "gen", lambda self, model_type: own)
+    doc = task.docs(Data(EXCERPTS, env={}, allow_mismatch=True), style="lm_eval", limit=1)[0]
+    assert doc.gen["stop"] == ("END", *STYLES["lm_eval"].stop)
+
+
 def test_the_style_lm_eval_ends_answers_where_lm_eval_does():
     task = get_task("gsm8k")
     doc = task.docs(Data(EXCERPTS, env={}, allow_mismatch=True), style="lm_eval", limit=1)[0]

@@ -307,7 +307,7 @@ def test_windows_in_every_layer_are_refused_before_anything_is_asked(name, tmp_p
     assert main(["train", name, "--model", str(folder), "--out", str(tmp_path / "out")]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert "sliding window of at most 24 tokens" in line
-    assert "Give shorter texts or questions" in line
+    assert "or a smaller --opt max_tokens, until" in line
 
 
 def test_answers_of_the_data_that_outgrow_every_window_are_refused():

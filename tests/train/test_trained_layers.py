@@ -70,5 +70,5 @@ def test_a_run_that_evicts_an_untrained_layer_is_refused(tmp_path: Path, monkeyp
         code = main([*run.split(), "--max-new-tokens", str(tokens), "--run-name", f"r{number}"])
         err = capsys.readouterr().err
         assert code == (2 if refused else 0), err
-        line = "are untrained in 1 layer that the method would evict (the first is layer 0): its sliding window"
+        line = "are untrained in 1 layer that the method would evict (the first is layer 0): their sliding windows"
         assert (line in err) == refused

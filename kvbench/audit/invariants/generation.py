@@ -16,6 +16,7 @@ from kvbench.audit.invariants.exam import CHUNK, TAIL, AuditLayout, Exam, Way
 from kvbench.audit.invariants.trial import Trial, noise_keys
 from kvbench.audit.outcome import DROPPED_NOTHING, EVICTS_NOTHING, Broken, NotApplicable
 from kvbench.engine.cache.pool import PAGE
+from kvbench.eviction.columns import expanded
 from kvbench.records import Request
 
 TOLERANCE = 1e-4  # largest difference of logits, relative to the largest logit; arithmetic is float32
@@ -142,7 +143,8 @@ def memory(exam: Exam, layout: AuditLayout) -> None:
     if trial.lost_pages:
         raise Broken(trial.lost_pages)
     g = exam.evicting[0]
-    columns = len(trial.cache.shape.columns)
+    decode = exam.method.during("decode")
+    columns = 0 if exam.growth is None else len(expanded(decode.columns(), exam.group))
     size = (g.head_dim + g.value_dim) * exam.loaded.dtype.itemsize + 4 + 4 * columns
     if any((other.head_dim, other.value_dim) != (g.head_dim, g.value_dim) for other in exam.evicting):
         raise NotApplicable("layers have entries of different sizes")

@@ -64,7 +64,7 @@ def ticks_every(method: Method, interval: int, group: int) -> int:
     """Return how many tokens a sequence generates between two ticks; group: query heads per KV head.
 
     If the method keeps entries per query head, each token adds `group` entries per KV head. Ticks then come `group`
-    times as often, at most after every token, so that a KV head still gains no more than `interval` entries.
+    times as often, at most after every token. A KV head gains at most the larger of `interval` and `group` entries.
     """
     return max(1, interval // group) if method.per_query_head else interval
 

@@ -17,7 +17,6 @@ from kvbench.engine.attention.flash import Attn, check_attn
 from kvbench.engine.attention.geometry import LayerGeometry, devices_of, read_layers
 from kvbench.engine.attention.positions import check_latents, check_positions, check_states
 from kvbench.engine.cache.recurrent import StateShape
-from kvbench.engine.model import fp8
 from kvbench.engine.model.adapter import merge, refuse_quantised
 from kvbench.engine.model.fingerprint import fingerprint
 from kvbench.errors import KVBenchError, SetupError, UserError, quote
@@ -166,7 +165,11 @@ def _in_its_form(config: Any, where: torch.device) -> tuple[Form | None, dict[st
     if form.kept:
         return form, {"device_map": {"": where}}
     holder = config if getattr(config, "quantization_config", None) else config.get_text_config()
-    method = {"quant_method": fp8.METHOD} if form.name == "fp8" else {}
+    method = {}
+    if form.name == "fp8":
+        from kvbench.engine.model import fp8  # its import registers the conversion with transformers
+
+        method = {"quant_method": fp8.METHOD}
     holder.quantization_config = dict(holder.quantization_config) | {"dequantize": True} | method
     return form, {"config": config}
 

@@ -262,15 +262,23 @@ def _check(path: Path, weights: Weights, card: dict[str, Any], tensors: dict[str
 
 
 def _check_layers(path: Path, card: Mapping[str, Any], layers: Collection[int]) -> None:
-    """Raise UserError if the weights are untrained in one of these layers. Layers whose sliding window was shorter than
-    a text of the training are untrained. A card without `layers` says nothing about them."""
+    """Raise UserError if the weights are untrained in one of these layers, SetupError if the card is damaged. Layers
+    whose sliding window was shorter than a text of the training are untrained. A card without `layers` says nothing
+    about them."""
     trained = card["made"].get("layers") if isinstance(card.get("made"), Mapping) else None
-    if trained is not None and (missing := sorted(set(layers) - set(trained))):
+    if trained is None:
+        return
+    if not isinstance(trained, list) or not all(isinstance(layer, int) for layer in trained):
+        raise SetupError(
+            f"the card of weights {quote(path)} is damaged: its trained layers are no list of numbers. Copy the card "
+            "again."
+        )
+    if missing := sorted(set(layers) - set(trained)):
         raise UserError(
             f"weights {quote(path)} are untrained in {counted(len(missing), 'layer')} that the method would evict (the "
-            f"first is layer {missing[0]}): its sliding window holds every sequence, but not the longest text of the "
-            "training. Train with texts that fit into the window, or raise --max-new-tokens until sequences do "
-            "not."
+            f"first is layer {missing[0]}): their sliding windows hold every sequence, but not the longest text of the "
+            "training. Use longer sequences (--max-new-tokens; max_tokens of EvictionCache), or weights that were made "
+            "with shorter texts."
         )
 
 

@@ -83,7 +83,7 @@ class LookaheadRecipe(TraceRecipe):
     @classmethod
     def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
         check_least(more, rows=1, rank=1, budget=1)
-        refuse_inputs_per_layer(cls.name, loaded.model.config)
+        refuse_inputs_per_layer(loaded.model.config)
         adapted_layers(loaded.model, more.get("places", ALL))
 
     def about_data(self) -> list[str]:
