@@ -160,9 +160,7 @@ def test_embeddings_of_every_layer_are_refused():
     config = transformers.Gemma4TextConfig(**BASE, hidden_size_per_layer_input=8)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
-    message = (
-        "do not suit model type 'gemma4_text': every layer reads its own embeddings of tokens"
-    )
+    message = "do not suit model type 'gemma4_text': every layer reads its own embeddings of tokens"
     with pytest.raises(UserError, match=message):
         check_probes(LookaheadKV(), config)
     with pytest.raises(UserError, match=message):
