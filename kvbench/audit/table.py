@@ -113,10 +113,11 @@ def _unchecked(checks: Sequence[Check]) -> list[str]:
 
 
 def _where(some: Sequence[Check], every: Sequence[Check]) -> str:
-    """Return the models and layouts of the checks in `some`, as text in brackets.
+    """Return, in brackets, where the checks in `some` were left out; "" if every check in `every` is n/a.
 
-    every: all checks of the same method and invariant. If `some` has all checks of `every` on the layouts that occur in
-    `some`, the text names only these layouts, without models. Returns "" if all checks in `every` are n/a.
+    some: the checks that were left out for one reason. every: all checks of the same method and invariant. If all
+    layouts in `some` were left out on every model, the text names the layouts alone; otherwise it names each check's
+    model and layout.
     """
     if overall(every) == "n/a":
         return ""

@@ -22,8 +22,8 @@ from kvbench.compare.matching import Matched, Pair
 def absent(matched: Matched, new: Side, stages: int) -> list[Key]:
     """Return the cells of base that new lacks. stages: 1, or 2 if each cell is tested on two seeds.
 
-    With 2 stages, perhaps the new side was not yet run with the second seed. So the list leaves out a cell of base if
-    no cell of new has that cell's seed, and both sides have the same cell with another seed.
+    With 2 stages, the list leaves out a cell of base if the new side was probably not yet run with its seed: no cell of
+    new has this seed, but both sides have the cell with another seed.
     """
     there = {pair.key for pair in matched.both}
     seeds = {key.seed for key in new.cells}

@@ -146,8 +146,9 @@ def judge(tested: Mapping[Key, Tested], policy: Policy, stages: int) -> dict[Key
 
 
 def _verdict(found: Regression, p: float, margin: float) -> str:
-    """Return the name of a verdict. If the lower bound of the difference is above -margin, the verdict is "no worse" or
-    "better", whatever p is; otherwise it is "worse" or "undecided"."""
+    """Return the name of a verdict. If the lower bound of the difference is above -margin, it is "better" with a margin
+    of 0 and "no worse" with another margin, whatever p is. Otherwise it is "worse" if p is at most ALPHA, and
+    "undecided" if p is larger."""
     if not math.isnan(found.low) and found.low > -margin:
         return "better" if margin == 0 else "no worse"
     return "worse" if p <= ALPHA else "undecided"

@@ -53,8 +53,9 @@ class Needs:
 
     @property
     def width(self) -> int:
-        """Number of newest queries that `score` sees. With "window" or "since_last" it is the largest of `window` and
-        `newest`; while decode steps sum the attention of `newest`, however, `score` sees only `window` queries."""
+        """The most newest queries that `score` sees: 0 with "none", 1 with "last", otherwise the largest of `window`
+        and the numbers in `newest`. Where decode steps sum the attention of `newest`, the engine uses `window`
+        instead."""
         return {"none": 0, "last": 1}.get(self.queries, max(self.window, *self.newest, 0))
 
 

@@ -154,9 +154,10 @@ def check_budget(
 def budget_in_force(method: Method, budget: Budget, prompt_tokens: int, group: int) -> int:
     """Return the budget that applies to one prompt, in entries per KV head.
 
-    A budget given in entries is returned unchanged. A share of the prompt is raised to the method's smallest budget. If
-    the method keeps entries per query head, the `group` query heads of a KV head split the budget equally. The result
-    for a share is then rounded down to a multiple of `group`.
+    A budget in entries is returned unchanged. A share of the prompt is converted to entries, and raised to the method's
+    smallest budget if it is below. If the method keeps entries per query head, each of the `group` query heads of a KV
+    head needs the smallest budget, and the result is rounded down to a multiple of `group`, so that they split it
+    equally.
     """
     if not isinstance(budget, float):
         return budget

@@ -95,7 +95,8 @@ class Target:
 def plan(
     named: Sequence[MethodChoice], every: Sequence[MethodChoice], budgets: Sequence[Budget], target: Target
 ) -> tuple[list[Chosen], list[LeftOut]]:
-    """Return the pairs of method and budget to replay, the yardsticks first, and the methods to leave out.
+    """Return the pairs of method and budget to replay, and the methods to leave out. With budgets, the oracle
+    `golden` and the method `random` come first.
 
     named: methods that must run; raises KVBenchError if one of them cannot. every: other methods, which are left out if
     they cannot run.

@@ -209,8 +209,8 @@ class Rehearsal:
     def _shares(self, recipe: Recipe) -> list[slice]:
         """Return which items of a batch each call of the loss gets in the rehearsal: one slice per call.
 
-        To save time, there are at most two calls, and a call gets at most two items if its items have more than `ROOM`
-        tokens. A second call, or item, is enough to show which tensors of the first one stay in memory.
+        To save time, the rehearsal makes at most two calls, and a call whose items together exceed `ROOM` tokens gets
+        only two of them. Two calls, or two items, show which tensors of the first one stay in memory.
         """
         whole = self.settings.batch // self.device.processes
         once = min(recipe.at_once or whole, whole)

@@ -19,6 +19,6 @@ def blocks(x: torch.Tensor, floats: int) -> Iterator[slice]:
 
 
 def in_blocks(x: torch.Tensor, floats: int, compute: Callable[[slice], torch.Tensor]) -> torch.Tensor:
-    """Return the results of `compute` for the `blocks` of the rows of x [b, ...], joined."""
+    """Return the results of `compute` for the `blocks` of the rows of x [b, ...], joined. floats: as for `blocks`."""
     results = [compute(block) for block in blocks(x, floats)]
     return results[0] if len(results) == 1 else torch.cat(results)

@@ -1,9 +1,9 @@
 """Golden eviction: the choices of an oracle that knows all later attention (ForesightKV, arXiv 2602.03203).
 
 The oracle uses A_ij, the attention of query i to entry j over a finished sequence with the full cache. The softmax runs
-over the query's own token and all earlier tokens; evictions do not change A. C is the budget, L the interval, and
-`first` the position of the token that the model reads when the cache first holds C + L entries. Block t is the L
-queries from position `first` + t L on. The attention of a block is
+over the query's own token and all earlier tokens; evictions do not change A. C is the budget, L the interval. Eviction
+t = 0, 1, ... comes just before the model reads the L tokens of block t, which begins at position `first` + t L.
+Eviction 0 comes when the cache first holds C + L entries. The attention of a block is
 
     a[h, t, j] = mean of A_ij over the g query heads of KV head h and over the L queries of block t
 

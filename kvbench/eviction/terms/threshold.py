@@ -27,7 +27,7 @@ class Thresholded(Method):
     """A method whose option `strategy` chooses between a budget and a threshold."""
 
     strategy: Literal["fixed_budget", "threshold"] = option(
-        "fixed_budget", "keep the best entries within the budget, or all entries above the threshold"
+        "fixed_budget", "keep the best entries within the budget, or all entries that reach the threshold"
     )
 
     @property

@@ -55,13 +55,12 @@ def _beyond(half: float, critical: float, varies: float, power: float) -> float:
 
 
 def tail_of(residuals: Floats, df: float) -> float:
-    """Return by how much the squared coefficient of variation of a standard error exceeds 1 / (2 df), its value for
+    """Return what heavy tails add to the squared coefficient of variation of a standard error, which is 1 / (2 df) for
     normal data.
 
-    `residuals`: one per cluster. If a few of them hold most of the sum of squares, their fourth powers exceed those of
-    normal data. Few clusters show only a part of a heavy tail, so Fisher's small-sample correction of kurtosis is
-    applied to the excess twice. In simulations with scores near 0 and 1, the power is 75 to 80% with one correction and
-    77 to 83% with two.
+    `residuals`: one per cluster. The result follows from their kurtosis above that of normal data. Few clusters show
+    only a part of a heavy tail, so Fisher's small-sample correction of kurtosis is applied twice. In simulations with
+    scores near 0 and 1 and a nominal power of 80%, the true power is 75 to 80% with one correction, 77 to 83% with two.
     """
     squares = residuals**2
     total = float(squares.sum())

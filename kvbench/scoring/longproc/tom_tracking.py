@@ -15,11 +15,11 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation + "’")
 
 
 def score_trace(text: str, reference: str) -> dict[str, float]:
-    """Score the lines of an output that begin with a hyphen, as LongProc's `eval_tom_tracking` does.
+    """Score the list items of an output (lines that begin with a hyphen), as LongProc's `eval_tom_tracking` does.
 
-    An indented line counts only if it is the first line with a hyphen; extraction_rate is always 1. reference: the
-    right trace. The partial score is the share of the lines of the right trace that the output repeats before its first
-    wrong line.
+    As there, indented items are ignored unless the first item is indented, and extraction_rate is always 1. reference:
+    the right trace. The partial score is the share of the right trace's items that the output repeats before its first
+    wrong one.
     """
     steps, wanted = _steps(text), _steps(reference)
     if steps == wanted:
