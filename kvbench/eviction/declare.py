@@ -53,9 +53,9 @@ class Needs:
 
     @property
     def width(self) -> int:
-        """The most newest queries that `score` sees: 0 with "none", 1 with "last", otherwise the largest of `window`
-        and the numbers in `newest`. Where decode steps sum the attention of `newest`, the engine uses `window`
-        instead."""
+        """How many of the newest queries `score` sees at most: 0 with "none", 1 with "last", otherwise the largest of
+        `window` and the numbers in `newest`. Where decode steps sum the attention that `newest` asks for, the engine
+        uses `window` instead."""
         return {"none": 0, "last": 1}.get(self.queries, max(self.window, *self.newest, 0))
 
 

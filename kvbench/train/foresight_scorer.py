@@ -216,6 +216,6 @@ def _check_sizes(loaded: LoadedModel, features: Features, geometry: Sequence[Lay
         content = 0 if features == "attn" else g.head_dim + g.read_dim
         if g.evicts and (g.kv_heads, content + COUNT[features] * g.group) != wanted:
             raise UserError(
-                f"layer {g.index} of the model has {counted(g.kv_heads, 'KV head')} of dimension {g.head_dim}, other "
-                "than its configuration says of all layers, and the scorer has one size for all. Choose another model."
+                "the scorer needs the heads that the model's configuration states in every layer, but layer "
+                f"{g.index} has {counted(g.kv_heads, 'KV head')} of dimension {g.head_dim}. Choose another model."
             )

@@ -1,7 +1,7 @@
 """The tiers of the sandbox, strongest first; docs/sandbox.md says what each of them is.
 
-`kvbench.scoring.sandbox.selftest` tests whether a tier works here. Programs cannot write files, except in tier none;
-a compiler writes in its own folder only.
+`kvbench.scoring.sandbox.selftest` tests whether a tier works here. Programs cannot write files, except in the tier
+"none"; a compiler writes in its own folder only.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ class Container(Tier):
 
 
 class Unsafe(Tier):
-    """Tier none: resource limits, but no isolation. It is used only with --unsafe-run-code."""
+    """The tier "none": resource limits, but no isolation. It is used only with --unsafe-run-code."""
 
     name = "none"
 

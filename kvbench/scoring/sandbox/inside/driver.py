@@ -1,8 +1,8 @@
 """The first program in the box: it forks, lets the child lock itself down and run a program, and reports the output.
 
 The driver itself is not locked down. It never runs a program itself. A harness (trusted text, loaded before the fork)
-runs the program in the child, after every step of the lockdown has worked. The child holds none of the driver's
-descriptors and, except in the tier none, cannot signal, trace or address the driver. The trusted side is
+runs the program in the child, after every step of the lockdown has worked. The child has no descriptor of the driver,
+and cannot signal, trace or address it, except in the tier "none", which does not isolate. The trusted side is
 `kvbench.scoring.sandbox.box`, which documents requests and replies; they carry bytes and numbers, never objects.
 """
 
