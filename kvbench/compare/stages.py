@@ -119,7 +119,10 @@ def _may_draw(label: str) -> bool:
         method = choose.from_label(label)
     except KVBenchError:
         return True
-    parts = (method.first, method.second) if isinstance(method, Combined) else (method,)
+    parts = [method.first, method.second] if isinstance(method, Combined) else [method]
+    for part in parts:
+        if inner := getattr(part, "inner", None):  # of a wrapper; it may be a wrapper, too
+            parts.append(inner)
     return any(part.kind in ("noise", "press") or _names_noise(type(part)) for part in parts)
 
 

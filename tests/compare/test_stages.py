@@ -71,7 +71,16 @@ def test_a_cell_of_one_stage_does_not_fail_a_strict_first_stage(side, rows) -> N
 
 @pytest.mark.parametrize(
     ("method", "repeats"),
-    [("gkv", True), ("full", True), ("random", False), ("vase", False), ("snapkv+random", False), ("gone", False)],
+    [
+        ("gkv", True),
+        ("full", True),
+        ("random", False),
+        ("vase", False),
+        ("snapkv+random", False),
+        ("gone", False),
+        ("text-first(base=snapkv)", True),
+        ("text-first(base=random)", False),
+    ],
 )
 def test_one_greedy_seed_is_enough_unless_the_method_may_draw(method: str, repeats: bool, side, rows) -> None:
     greedy = {"method": method, "temperature": 0.0}

@@ -246,8 +246,8 @@ def test_a_layer_without_trained_gates_is_not_evicted(recipe, tmp_path: Path):
 
 @pytest.mark.parametrize("recipe", BOTH)
 def test_texts_that_fit_into_the_budget_are_noted_or_refused(random_model, recipe):
-    def about(budget):
-        return recipe(random_model, settings(recipe, budget=budget), drawn(), drawn()).about_data()
+    def about(budget, **more):
+        return recipe(random_model, settings(recipe, budget=budget, **more), drawn(), drawn()).about_data()
 
     assert about(34) == []
     assert about(35) == ["3 of 6 answers teach no gate to forget: with the prompt they fit into the budget."]
@@ -255,6 +255,7 @@ def test_texts_that_fit_into_the_budget_are_noted_or_refused(random_model, recip
         UserError, match=r"every prompt with its answer fits into --opt budget=50, so the capacity loss"
     ):
         about(50)
+    assert about(50, capacity=0.0) == []  # the user switched the loss off
 
 
 @pytest.mark.parametrize("recipe", BOTH)

@@ -80,6 +80,8 @@ class GateRecipe(TraceRecipe):
         recomputes(loaded.model, more["recompute"])
 
     def about_data(self) -> list[str]:
+        if not self.settings.more["capacity"]:  # the user switched the capacity loss off
+            return []
         short = sum(len(trace.ids) <= self.budget for trace in self.traces)
         if short == len(self.traces):
             raise UserError(

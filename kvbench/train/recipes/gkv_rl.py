@@ -70,8 +70,8 @@ class RLRecipe(SparseRecipe):
         texts = [(len(q.ids), len(q.ids) + q.max_new_tokens) for q in self.questions]
         whole = self.fitting(texts, "prompt with its longest answer")
         each = (
-            f"{len(texts) - whole} of {len(texts)} questions can train under eviction; of the others, prompt and "
-            "longest answer together fit into the budget."
+            f"{whole} of {len(texts)} questions train without eviction: the prompt with its longest answer fits into "
+            "the budget."
         )
         return [each] if whole else []
 
