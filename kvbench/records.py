@@ -101,7 +101,7 @@ class Request:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """The entries, bytes and seconds that one sample took, as measured. All numbers of entries (`entries_*`) are means
-    over the evicting layers and their KV heads."""
+    over the evicted layers and their KV heads."""
 
     prompt_tokens: int
     output_tokens: int

@@ -107,6 +107,6 @@ class VisualNeedle(Task):
 
 
 def _grid(side: int, draw: Draw) -> list[list[int]]:
-    """Return `side` rows of `side` random two-digit numbers, all different."""
+    """Return `side` rows of `side` random two-digit numbers; no number occurs twice."""
     numbers = draw.sample(NUMBERS, side * side)
     return [numbers[start : start + side] for start in range(0, side * side, side)]

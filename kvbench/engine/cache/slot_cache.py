@@ -191,7 +191,7 @@ class SlotCache(ABC):
     """
 
     layers: list[RingStore | EvictingStore]
-    stacks: Sequence[Stack]  # of all evicting layers
+    stacks: Sequence[Stack]  # of all evicted layers
 
     def __init__(
         self, geometry: Sequence[LayerGeometry], shape: Shape, device: torch.device, dtype: torch.dtype

@@ -41,8 +41,8 @@ class RowBatch(Batch):
 
 
 class Stack(ABC):
-    """The entries, the newest queries and the method's states of evicted layers whose geometries differ only in the
-    index."""
+    """Data of all evicted layers whose geometries differ only in the index: their entries, their newest queries and the
+    method's states."""
 
     layers: Sequence[EvictingStore]
 
