@@ -209,8 +209,8 @@ class ScorerRecipe(TraceRecipe):
 
 
 def _check_sizes(loaded: LoadedModel, features: Features, geometry: Sequence[LayerGeometry]) -> None:
-    """Raise UserError if an evicted layer has other heads or dimensions than the model's configuration names: the
-    scorer has the same sizes in all layers, those of the configuration."""
+    """Raise UserError if the heads or dimensions of an evicted layer differ from those that the model's configuration
+    states, because the scorer has the configuration's sizes in every layer."""
     wanted = scorer_shapes(features, model_fields(loaded.model.config))["w1"][1:3]
     for g in geometry:
         content = 0 if features == "attn" else g.head_dim + g.read_dim

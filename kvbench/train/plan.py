@@ -143,7 +143,7 @@ class TrainingPlan:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the training fits the device; None if the counted phases fit and others could not be counted."""
+        """Whether the training fits the device; None if all counted phases fit, but others could not be counted."""
         if self.peak.bytes > self.device.total:
             return False
         return None if self.uncounted else True

@@ -184,7 +184,7 @@ def test_a_plan_without_spread_says_so(side: Callable, rows: Callable) -> None:
 
 @pytest.mark.parametrize(("uneven", "samples", "margin"), [(0.04, 4, 0.05), (0.04, 1, 0.05), (0.5, 8, 0.05)])
 def test_as_many_questions_as_planned_suffice(uneven: float, samples: int, margin: float, side, rows) -> None:
-    """A share of the questions is right half of the time, the others always."""
+    """A share of the questions is answered right in half of the samples, every other question in all samples."""
     draw = np.random.default_rng(0)
 
     def scores(questions: int, samples: int) -> np.ndarray:

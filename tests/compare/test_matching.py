@@ -80,7 +80,7 @@ def test_a_map_takes_options_as_a_run_does(side, rows) -> None:
 
 @pytest.mark.parametrize(("old", "new"), [("gkv", "gkv(window=8)"), ("gkv(window=8)", "gkv")])
 def test_a_method_alone_is_its_cell_with_the_default_options(old, new, side, rows) -> None:
-    """One run has the method with and without an option; --map compares the two."""
+    """A run has one method with and without an option; --map compares these two cells."""
     run = side("a", rows(SCORES), rows(SCORES, options={"window": 8}), rows(SCORES, method="h2o"))
     outcome = compare(run, run, NONE, parse_map([f"{old}={new}"]))
     pairs = [(pair.base.key.method, pair.new.key.method) for one in outcome.judged for pair in one.pairs]

@@ -129,7 +129,7 @@ def test_a_machine_that_fails_to_compile_is_no_wrong_answer(
 
 @pytest.fixture
 def other(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The path of another g++, not yet written, in a folder that is first on PATH and that every user may read."""
+    """A path where a test may write another g++; its folder is first on PATH, and every user may read it."""
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
         monkeypatch.setenv("PATH", folder, prepend=":")
