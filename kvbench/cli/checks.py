@@ -31,11 +31,6 @@ def check(config: RunConfig, model: ModelInfo | None, problems: Problems, *, dup
     which all samples of a question would be equal.
     """
     context = model.context if model else None
-    if model and (sharing := model.sharing_layers):
-        problems.warn(
-            f"model {quote(model.name)} has {counted(sharing, 'layer')} without keys and values of their own. kvbench "
-            "stores, counts and evicts a copy of the earlier layer's in each; the model's own cache takes fewer bytes."
-        )
     with problems.collect():
         if context is not None and config.max_new_tokens is not None and config.max_new_tokens > context:
             asked = f"--max-new-tokens {config.max_new_tokens}"

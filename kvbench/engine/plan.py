@@ -218,7 +218,8 @@ def roofline(
     for g in geometry:
         held = entries if g.window is None else min(seen, g.window)
         traffic = slots * (held + 1) * g.kv_heads * (g.head_dim + g.value_dim) * element / machine.bandwidth
-        attention += max(traffic, 4 * slots * held * g.query_heads * g.head_dim / machine.flops)
+        arithmetic = 4 * slots * held * g.query_heads * g.head_dim / machine.flops
+        attention += len(g.attending) * max(traffic, arithmetic)  # every layer that attends reads the entries
     return slots / (weights + attention)
 
 

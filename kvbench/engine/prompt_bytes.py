@@ -77,7 +77,9 @@ class PromptBytes:
         rows, scratch = self.rows, self.scratch
         observed, decided = scratch.observed(rows, self.block), scratch.decided(rows)
         if whole:
-            return self._pass(rows, rows, max(observed, decided), layer=self._one_layer(rows))
+            shared = [g for g in self.stored if g.evicts and g.shared_by]  # evicted after the last layer that shares
+            full, left = (self._bytes(shared, replace(self.held, rows=n, recurrent=())) for n in (rows, self.left))
+            return full - left + self._pass(rows, rows, max(observed, decided), layer=self._one_layer(rows))
         grown = self._one_layer(rows) if self.chunked else 0  # a layer is copied when it needs more room
         uneven = self.chunked and not self.method.uniform
         tokens = min(self.block if self.chunked else self.unevicted, rows)
@@ -120,7 +122,7 @@ class PromptBytes:
         attention until its eviction, if each layer is evicted before the next one is read.
         """
         size, t = self.dtype.itemsize, min(self.block, tokens)
-        kinds = {replace(g, index=0, device=None) for g in self.geometry}
+        kinds = {replace(g.kind, device=None) for g in self.geometry}
         maskless = self.scratch.gpu and not uneven and all(g.causal for g in kinds)
         mask = 0 if maskless else t * rows * size  # the layers share it
         attended = max((self._attended(g, tokens, rows, uneven) for g in kinds), default=0)

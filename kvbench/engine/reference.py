@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from kvbench.engine.attention.geometry import homes
 from kvbench.engine.attention.interface import AttentionCall, route, run
 from kvbench.engine.images import PromptImages, image_tokens
 from kvbench.engine.model.load import LoadedModel
@@ -69,15 +70,15 @@ def dense_logits(
 ) -> torch.Tensor:
     """Return the logits [T, V] of one dense forward pass over the T tokens `ids`, under the logged masks. V: size of
     the vocabulary; keys: as in `KeptHistory.visible`; images: the images of the prompt with which `ids` begins."""
-    length = len(ids)
+    length, home = len(ids), homes(loaded.geometry)
     device = loaded.device
 
     def attend(call: AttentionCall) -> torch.Tensor:
         b, hq, t, _ = call.query.shape
         hk = call.key.shape[1]
-        held = history.heads(keys, call.layer, hk)
+        held = history.heads(keys, home[call.layer], hk)
         grid = torch.arange(length)
-        visible = history.visible(keys, call.layer, held, length)  # causal where nothing was ever evicted
+        visible = history.visible(keys, home[call.layer], held, length)  # causal where nothing was ever evicted
         if call.window is not None:
             visible = visible & (grid[:, None] - grid[None] < call.window)
         visible = visible.repeat_interleave(hq // held, dim=0).to(device)

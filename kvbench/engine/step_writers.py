@@ -58,7 +58,7 @@ class StepWriter(ABC):
         self.cache, self.rules, self.decode = cache, rules.decoding(), decode
         self._evicts = self.rules.method.trigger(rules.interval).growth is not None
         self.version, self.capturable = 0, decode is not None
-        self._layers = {layer.geometry.index: layer for layer in cache.layers}
+        self._layers = {index: layer for layer in cache.layers for index in layer.geometry.attending}
         self.fixed = cache.shape.bounded or cache.shape.rows <= FIXED_ROWS
         self.positions = self.live = Replicas(torch.zeros(cache.slots, dtype=torch.int64, device=cache.device))
         self._keep_newest, self._newest = False, RowPlaces(self.positions, rings=True)
@@ -84,8 +84,8 @@ class StepWriter(ABC):
 
     def __call__(self, call: AttentionCall) -> torch.Tensor:
         layer = self._layers[call.layer]
-        call = call.for_heads(layer.geometry.kv_heads)
-        if self._keep_newest:
+        call = layer.geometry.adapt(call)
+        if self._keep_newest and call.stores:
             layer.keep_newest(call.query, call.hidden, self._newest)
         if self.decode is not None:
             with on_device(layer.geometry.device):
@@ -98,18 +98,19 @@ class StepWriter(ABC):
             rows, entries = layer.capacity, Entries(layer.keys, layer.values, self.positions.on(where)[:, None])
         else:
             rows, entries = self.cache.shape.rows, self.entries(layer)
+        # If the layer has stored the entries before, for itself, the same entries are written once more.
         out = decode(
             *(call.query[:, :, 0], call.key[:, :, 0], call.value[:, :, 0]),
             *(entries.keys, entries.values, entries.lengths, self.live.on(where)),
             scaling=call.scaling,
             splits=splits(rows, self.cache.slots * layer.geometry.kv_heads),
             table=entries.table,
-            sums=entries.sums,
+            sums=entries.sums if call.stores else None,
             softcap=call.softcap,
             sinks=call.sinks,
             latent=layer.geometry.latent,
         )
-        if isinstance(layer, EvictingStore):
+        if isinstance(layer, EvictingStore) and call.stores:
             self.write_columns(layer, call)
         return out[:, None]
 
@@ -149,25 +150,29 @@ class StepWriter(ABC):
             self.columns(layer)[name].view(-1).index_copy_(0, self.new_rows(layer), value.reshape(-1))
 
     def in_rows(self, layer: DenseStore | RingStore, call: AttentionCall, places: RowPlaces) -> torch.Tensor:
-        """Write the new entries to the layer's rows at `places`, and return the attention [S, 1, Hq, Dv]."""
-        write_rows(layer.keys, layer.values, places.of(layer.keys), call)
-        if isinstance(layer, DenseStore):
-            self.write_columns(layer, call)
-        bias = places.bias(layer.keys, call.query.dtype)
+        """Write the new entries, if the call stores them, to the layer's rows at `places`; return the attention
+        [S, 1, Hq, Dv]."""
+        if call.stores:
+            write_rows(layer.keys, layer.values, places.of(layer.keys), call)
+            if isinstance(layer, DenseStore):
+                self.write_columns(layer, call)
+        bias, sums = places.bias(layer.keys, call.query.dtype), layer.sums if call.stores else None
         if self.fixed or layer.capacity <= FIXED_ROWS:
-            return call.attend(call.query, layer.keys, layer.values, bias, layer.sums)
-        return self.slot_by_slot(call, layer, bias)
+            return call.attend(call.query, layer.keys, layer.values, bias, sums)
+        return self.slot_by_slot(call, layer, bias, sums)
 
-    def slot_by_slot(self, call: AttentionCall, layer: DenseStore | RingStore, bias: torch.Tensor) -> torch.Tensor:
+    def slot_by_slot(
+        self, call: AttentionCall, layer: DenseStore | RingStore, bias: torch.Tensor, sums: torch.Tensor | None
+    ) -> torch.Tensor:
         """Compute the attention of one slot after the other. For each slot, read only as many cache rows as its
-        sequence has tokens, rounded up to a multiple of LENGTH_STEP."""
+        sequence has tokens, rounded up to a multiple of LENGTH_STEP. sums: see `grouped_attention`."""
         parts = []
         for slot, seen in enumerate(self.cache.seen):
             n = min(-(-(seen + self._steps + 1) // LENGTH_STEP) * LENGTH_STEP, layer.keys.shape[2])
             s = slice(slot, slot + 1)
             keys, values = layer.keys[s, :, :n], layer.values[s, :, :n]
-            sums = None if layer.sums is None else layer.sums[s, ..., :n]
-            parts.append(call.attend(call.query[s], keys, values, bias[s, ..., :n], sums))
+            mine = None if sums is None else sums[s, ..., :n]
+            parts.append(call.attend(call.query[s], keys, values, bias[s, ..., :n], mine))
         return torch.cat(parts)
 
 
@@ -262,8 +267,9 @@ class PagedStepWriter(StepWriter):
 
     def attend(self, layer: EvictingStore, call: AttentionCall) -> torch.Tensor:
         assert isinstance(layer, PagedStore)
-        write_rows(layer.pool.keys, layer.pool.values, self.new_rows(layer), call)
-        self.write_columns(layer, call)
+        if call.stores:
+            write_rows(layer.pool.keys, layer.pool.values, self.new_rows(layer), call)
+            self.write_columns(layer, call)
         sizes = self._sizes[call.layer]
         first, *others = sorted({sizes[s] for s in range(self.cache.slots) if self.cache.seen[s]} or {sizes[0]})
         # All slots each time: with a fixed shape, a slot's bits do not depend on others.

@@ -34,8 +34,9 @@ class BlockWriter:
             queries at once if its mask needs no memory, the observer does not get the queries, and the head dimension
             is at most `WIDEST`.
         observer: called with each block of queries of an evicted layer, once the block's keys are in the cache.
-        finished: called with each layer after its attention; the forward pass does not read the layer again.
-        heard: called with every attention call and its output.
+        finished: called with each layer once the forward pass does not read it again: after its attention or, if later
+            layers attend to its entries, after the attention of the last of them.
+        heard: called with each layer's own attention call and its output.
         flash: whether to use flash-attn, in the layers that the module `flash` names.
     """
 
@@ -65,7 +66,28 @@ class BlockWriter:
 
     def __call__(self, call: AttentionCall) -> torch.Tensor:
         layer = self.cache.layer(call.layer, call.key)
-        call = call.for_heads(layer.geometry.kv_heads)
+        last = call.layer == layer.geometry.attending[-1]
+        call = layer.geometry.adapt(call)
+        if call.stores:
+            self._append(layer, call)
+        before = layer.rows - call.key.shape[2]
+        parts, at = [], self._positions.on(call.query.device)
+        block = self._block(layer, call)
+        for first in range(0, call.query.shape[2], block):
+            r = slice(first, first + block)
+            queries, positions = call.query[:, :, r], at[r]
+            rows = before + first + queries.shape[2]
+            if self.observer is not None and call.stores and layer.geometry.evicts:
+                self.observer(layer, queries, positions, self.start + first + queries.shape[2], rows)
+            parts.append(self._attend(layer, call, self.start + first, queries, rows))
+        if self.finished is not None and last:
+            self.finished(layer)
+        out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        if self.heard is not None and call.stores:
+            self.heard(call, out)
+        return out
+
+    def _append(self, layer: PromptLayer, call: AttentionCall) -> None:
         before = layer.rows
         layer.append(call.key, call.value, call.query, self.start, call.hidden)
         for name, value in self.cache.rules.columns_of_new_tokens(layer.geometry, call).items():
@@ -73,25 +95,10 @@ class BlockWriter:
         if self.modality is not None and MODALITY.name in layer.columns:
             layer.columns[MODALITY.name][:, :, before : layer.rows] = self.modality
         self.cache.measure()
-        parts, at = [], self._positions.on(call.query.device)
-        block = self._block(layer, call)
-        for first in range(0, call.query.shape[2], block):
-            r = slice(first, first + block)
-            queries, positions = call.query[:, :, r], at[r]
-            rows = before + first + queries.shape[2]
-            if self.observer is not None and layer.geometry.evicts:
-                self.observer(layer, queries, positions, self.start + first + queries.shape[2], rows)
-            parts.append(self._attend(layer, call, self.start + first, queries, rows))
-        if self.finished is not None:
-            self.finished(layer)
-        out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        if self.heard is not None:
-            self.heard(call, out)
-        return out
 
     def _block(self, layer: PromptLayer, call: AttentionCall) -> int:
         """Return the most queries per attention call, see `block` of the class."""
-        observed = self.observer is not None and layer.geometry.evicts
+        observed = self.observer is not None and call.stores and layer.geometry.evicts
         whole = self._maskless(layer, call) and call.query.shape[-1] <= WIDEST and not observed
         return call.query.shape[2] if whole else self.block
 

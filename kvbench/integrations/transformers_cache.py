@@ -21,7 +21,7 @@ import torch
 
 from kvbench.config import parsers
 from kvbench.config.parsers import parse
-from kvbench.engine.attention.geometry import largest_group
+from kvbench.engine.attention.geometry import homes, largest_group
 from kvbench.engine.attention.interface import AttentionCall
 from kvbench.engine.cache.layout import Lengths
 from kvbench.engine.cache.prompt import PromptCache
@@ -95,7 +95,8 @@ class EvictionCache(FixedBatch):
             interval=interval,
             lengths=Lengths.of(self.max_tokens),
         )
-        self._first, self._last = self._setup.geometry[0].index, self._setup.geometry[-1].index
+        attending = homes(self._setup.geometry)
+        self._first, self._last = min(attending), max(attending)
         self.trigger = self._setup.trigger
         self._reader = PromptReader(self._setup, chunk=BLOCK)
         self.slots: SlotCache | None = None

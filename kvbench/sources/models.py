@@ -78,12 +78,6 @@ class ModelInfo:
         return query // kv if type(query) is int and type(kv) is int and kv > 0 else None
 
     @property
-    def sharing_layers(self) -> int:
-        """The number of upper layers that read the keys and values of an earlier layer, as in Gemma 3n and Gemma 4."""
-        shared = self.text.get("num_kv_shared_layers")
-        return shared if type(shared) is int else 0
-
-    @property
     def has_chat_template(self) -> bool | None:
         """Whether the tokenizer has a chat template; None if it is unknown."""
         if self.folder is None or not (self.folder / "tokenizer_config.json").is_file():

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 
 from kvbench import registry
-from kvbench.engine.attention.geometry import check_evicts, for_lengths, largest_group
+from kvbench.engine.attention.geometry import check_evicts, for_lengths, homes, largest_group
 from kvbench.engine.cache.layout import entry_budget
 from kvbench.engine.loop import Engine
 from kvbench.engine.meta import Answers
@@ -59,7 +59,7 @@ class SparseRecipe(Recipe):
         self.budget = int(more["budget"]) if self.method.takes_budget else None
         self.interval, self.micro, self.slots = int(more["interval"]), int(more["micro"]), int(more["slots"])
         self.temperature = float(more[self.softness])
-        self.lifetimes = Lifetimes()
+        self.lifetimes = Lifetimes(homes(loaded.geometry))
         dtype = DTYPES[more["precision"]]
         for parameter in loaded.model.parameters():
             # Buffers keep their type: RoPE's frequencies, rounded to bfloat16, would move distant positions.

@@ -28,9 +28,13 @@ NEVER = torch.iinfo(torch.int32).max  # the value of `until` for entries that ar
 
 
 class Lifetimes:
-    """Records when each entry was evicted. Pass it as `log` to an engine or a trace reader."""
+    """Records when each entry was evicted. Pass it as `log` to an engine or a trace reader.
 
-    def __init__(self) -> None:
+    homes: for each layer, the layer that stores the entries to which it attends (`geometry.homes`).
+    """
+
+    def __init__(self, homes: Mapping[int, int]) -> None:
+        self.homes = homes
         self._until: dict[int, dict[int, torch.Tensor]] = defaultdict(dict)  # noise key -> layer -> [H, tokens seen]
 
     def __call__(self, key: int, seen: int, layer: int, kept: list[torch.Tensor]) -> None:
@@ -46,7 +50,8 @@ class Lifetimes:
         self._until.clear()
 
     def tables(self, keys: Sequence[Sequence[int]], length: int) -> dict[int, torch.Tensor]:
-        """Return, for every layer with evictions, `until` [b, H, length]: the first token that no longer sees an entry.
+        """Return `until` [b, H, length], the first token that no longer sees an entry, for every layer that attends to
+        entries of which some were evicted.
 
         keys: for each sequence, the noise key of its prompt and that of its sample; the sequence's evictions were
         recorded under these keys.
@@ -59,7 +64,7 @@ class Lifetimes:
                     layers[layer] = torch.full(size, NEVER, dtype=torch.int32, device=until.device)
                 mine = layers[layer][row, :, : until.shape[1]]
                 mine.copy_(torch.minimum(mine, until[:, :length]))
-        return layers
+        return {layer: layers[home] for layer, home in self.homes.items() if home in layers}
 
 
 def visible(until: torch.Tensor, first: int, count: int, window: int | None = None) -> torch.Tensor:

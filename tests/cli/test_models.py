@@ -96,9 +96,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
         content = json.loads((path / "endless" / name).read_text())
         (path / "endless" / name).write_text(json.dumps({k: v for k, v in content.items() if not k.startswith("eos")}))
-    shutil.copytree(tiny.path(), path / "sharing", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    config = json.loads((path / "sharing/config.json").read_text()) | {"num_kv_shared_layers": 2}  # Qwen3 ignores it
-    (path / "sharing/config.json").write_text(json.dumps(config))
     return path
 
 
@@ -119,18 +116,11 @@ def session(calls: Callable, hub: Hub, folder: Path) -> dict:
         "shape": "list models org/tiny --json",
         "run": f"{RUN} --model org/tiny --run-name r1",
         "again": f"{RUN} --model org/tiny --run-name r1",
-        "sharing": f"{RUN} --model ./sharing --dry-run",
         "endless": f"{RUN} --model ./endless --run-name endless",
         "stopped": f"{RUN} --model ./endless --run-name stopped --stop 7 --stop 3",
         "first stop": f"{RUN} --model org/tiny --run-name first --stop 7",
     }
     return dict(zip(lines, calls(folder, [(line.split(), variables) for line in lines.values()])))
-
-
-def test_layers_without_keys_and_values_of_their_own(session: dict) -> None:
-    result = session["sharing"]
-    assert result.code == 0, result.err
-    assert "warning: model './sharing' has 2 layers without keys and values of their own." in result.err
 
 
 @pytest.mark.parametrize("model", REFUSED)
@@ -214,10 +204,26 @@ def test_a_model_that_moved_on_the_hub_is_another_one(
         assert result.code == 2, result.err
         assert result.err == (
             f"error: model 'org/tiny' is at revision {'2' * 40} now; run 'r1' began with {COMMIT}. Start a "
-            f"new run (kvbench run --run-name); --revision {COMMIT} selects the former revision.\n"
+            f"new run (kvbench run --run-name), or continue the run with --resume and --revision {COMMIT}.\n"
         )
     assert {path: path.read_bytes() for path in (tmp_path / "results").rglob("*") if path.is_file()} == kept
     assert not any("safetensors" in line and line.startswith("GET") for line in moved.asked)  # no weights were fetched
+
+
+def test_the_recorded_commit_continues_a_run_whose_branch_moved(
+    session: dict, calls: Callable, folder: Path, tmp_path: Path
+) -> None:
+    assert session["run"].code == 0, session["run"].err
+    for copied in ("results/r1", "hf/hub/models--org--tiny"):
+        shutil.copytree(folder / copied, tmp_path / copied, symlinks=True)
+    cache = tmp_path / "hf/hub/models--org--tiny"
+    shutil.copytree(cache / "snapshots" / COMMIT, cache / "snapshots" / ("2" * 40), symlinks=True)
+    (cache / "refs/main").write_text("2" * 40)
+    lines = [f"run --resume r1 -q --revision {revision}" for revision in ("2" * 40, COMMIT)]
+    variables = environment("http://127.0.0.1:9", tmp_path)
+    other, former = calls(tmp_path, [(line.split(), variables) for line in ("run --resume r1 -q", *lines)])[1:]
+    assert (other.code, "differs from the run's default" in other.err) == (2, True), other.err
+    assert former.code == 0, former.err
 
 
 def test_an_unreachable_hub_is_told_soon(kvbench: Callable, folder: Path, tmp_path: Path) -> None:

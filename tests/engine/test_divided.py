@@ -64,6 +64,8 @@ def held(usage):
         ("qwen3", "cake", "auto"),  # shares of layers follow their scores
         ("qwen3", "lookaheadkv", "auto"),  # probes, read under an adapter
         ("gemma2", "ada-kv", "auto"),  # sliding windows
+        ("gemma3n", "gkv", "dense"),  # layers that share the entries of a layer on the other device
+        ("gemma3n", "gkv", "paged"),
         ("lfm2", "snapkv-decode", "auto"),  # states of recurrent layers
     ],
 )

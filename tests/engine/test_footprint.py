@@ -78,7 +78,7 @@ def no_guess(self, entries):
 
 
 @pytest.mark.parametrize("gpu", [False, True])
-@pytest.mark.parametrize("kind", ["qwen3", "gemma3", "deepseek-v3", "qwen3-moe", "qwen3.5"])
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3", "gemma3n", "deepseek-v3", "qwen3-moe", "qwen3.5"])
 def test_the_code_of_every_method_runs_without_values(kind, gpu, monkeypatch):
     monkeypatch.setattr(Scratch, "_guess", no_guess)
     shape, served = shape_of_model(build(kind).model), 0

@@ -28,7 +28,9 @@ def generate(loaded, prompt, cache, tokens, rows=2):
     ("method", "architecture"),
     # Qwen3 norms its keys, so that a random model's keys are equally long: knorm would compare last bits.
     [(method, "llama" if method == "knorm" else "qwen3") for method in ["full", *EVICTING, *VARIANTS]]
-    + [(method, name) for name in ("llama", "gemma2", "mistral-wide") for method in ("gkv", "h2o", "ada-kv")],
+    + [
+        (method, name) for name in ("llama", "gemma2", "gemma3n", "mistral-wide") for method in ("gkv", "h2o", "ada-kv")
+    ],
 )
 def test_greedy_tokens_equal_the_engine(method, architecture):
     loaded = with_tables(build(architecture))
@@ -98,7 +100,7 @@ def padded(prompts):
 @pytest.mark.parametrize(
     ("method", "architecture"),
     [(method, "qwen3") for method in ("full", "gkv", "h2o", "ada-kv", "snapkv", "laq", "trimkv")]
-    + [("gkv", "gemma2"), ("tova", "mistral-wide")],
+    + [("gkv", "gemma2"), ("gkv", "gemma4"), ("tova", "mistral-wide")],
 )
 def test_left_padded_rows_get_the_tokens_that_they_get_alone(method, architecture):
     loaded = with_tables(build(architecture))

@@ -10,6 +10,7 @@ from support.methods import with_tables
 from support.models import ARCHITECTURES, VOCABULARY, build, requests
 
 from kvbench.audit.invariants.watch import watching
+from kvbench.engine.attention.geometry import homes
 from kvbench.engine.attention.interface import route
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.load import LoadedModel
@@ -114,7 +115,7 @@ def test_every_architecture_hands_over_what_attention_reads(name: str) -> None:
 
     with torch.no_grad(), route(model.model, handler, hidden=True):
         model.model(torch.tensor([[1, 2, 3]]), attention_mask=None, use_cache=False)
-    assert len(heard) == len(model.geometry)
+    assert len(heard) == len(homes(model.geometry))
     assert all(hidden.shape == (1, 3, 64) for hidden in heard)
 
 

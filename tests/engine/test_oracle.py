@@ -82,7 +82,7 @@ def test_every_method_equals_the_dense_oracle(method, monkeypatch):
     assert worst < 1e-4
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gpt-oss", "qwen2-sliding", "phi"])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3n", "gpt-oss", "qwen2-sliding", "phi"])
 @pytest.mark.parametrize("method", ["ada-kv while decoding", "kvzip"])
 def test_uneven_budgets_on_other_architectures(method, name, monkeypatch):
     todo = requests(lengths=(9, 45, 30), new_tokens=(40, 20, 35), samples=1)
@@ -94,7 +94,7 @@ def test_uneven_budgets_on_other_architectures(method, name, monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["snapkv", "ada-kv", "h2o", "gkv", "expected-attention"])
-@pytest.mark.parametrize("architecture", ["qwen3", "gemma2"])
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma2", "gemma3n"])
 def test_prompts_evicted_chunk_by_chunk(method, architecture, monkeypatch):
     todo = requests(lengths=(9, 75, 60), new_tokens=(40, 20, 35), samples=1)
     worst, evictions = largest_difference(

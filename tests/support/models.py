@@ -27,6 +27,16 @@ BASE: dict[str, Any] = dict(
 )
 HEAD = dict(head_dim=16)
 ALTERNATE = dict(layer_types=["full_attention", "sliding_attention", "full_attention"], sliding_window=24)
+# Of seven layers, the last three have no keys and values: layers 4 and 6 share those of layer 2, layer 5 those of 3.
+SHARING = dict(
+    num_hidden_layers=7,
+    num_kv_shared_layers=3,
+    layer_types=["full_attention", "sliding_attention"] * 3 + ["full_attention"],
+    sliding_window=24,
+    vocab_size_per_layer_input=VOCABULARY,
+    hidden_size_per_layer_input=8,
+    **HEAD,
+)
 
 # Architecture -> (configuration class, what differs from BASE). The zoo (`support.families`) has more of them.
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -41,6 +51,8 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("GemmaConfig", HEAD),
     "gemma2": ("Gemma2Config", dict(ALTERNATE, query_pre_attn_scalar=16, attn_logit_softcapping=2.0, **HEAD)),
     "gemma3": ("Gemma3TextConfig", dict(ALTERNATE, query_pre_attn_scalar=16, **HEAD)),
+    "gemma3n": ("Gemma3nTextConfig", dict(SHARING, laurel_rank=8)),
+    "gemma4": ("Gemma4TextConfig", dict(SHARING, global_head_dim=32)),
     "phi": ("PhiConfig", {}),
     "phi3": ("Phi3Config", {}),
     "smollm3": ("SmolLM3Config", {}),

@@ -56,7 +56,7 @@ def by_transformers(name, example, sinks=None, recent=None):
     return out.last_hidden_state[0, list(example.rows)]
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "olmo2"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gemma3n", "olmo2"])
 def test_without_streaming_the_hidden_states_are_the_models_own(name):
     made = recipe(name)
     for alpha in (None, made.alpha):

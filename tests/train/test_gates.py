@@ -83,7 +83,7 @@ def random_model():
     return build("qwen3")
 
 
-@pytest.mark.parametrize("name", ["qwen3", "llama", "qwen2-sliding", "mistral-wide", "gemma2", "gpt-oss"])
+@pytest.mark.parametrize("name", ["qwen3", "llama", "qwen2-sliding", "mistral-wide", "gemma2", "gemma3n", "gpt-oss"])
 @pytest.mark.parametrize("form", ["weight", "scale"])
 def test_gates_that_never_forget_leave_the_model_as_it_is(name, form):
     """Sliding windows, windows that nothing outgrows, bounded logits and sinks included."""
@@ -137,7 +137,7 @@ def test_the_loss_is_what_it_says(random_model):
     assert figures["capacity"] == pytest.approx(sum(p[2].item() for p in parts) / 4, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma2"])  # gemma2: a sliding layer, whose attention has no gates
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gemma3n"])  # the last two: layers without gates of their own
 def test_recomputed_layers_give_the_same_gradients(name):
     found = []
     for recompute in ("off", "on"):

@@ -8,6 +8,7 @@ from support.methods import small, with_tables
 from support.models import ARCHITECTURES, build
 from support.traces import traces
 
+from kvbench.engine.attention.geometry import homes
 from kvbench.engine.loop import Engine
 from kvbench.engine.reference import KeptHistory
 from kvbench.eviction import noise
@@ -34,7 +35,7 @@ class Silent:
 
 def evict(loaded, method, asked):
     """What the engine predicted of forced answers, and what its evictions kept, told to both recorders."""
-    history, lifetimes = KeptHistory(), Lifetimes()
+    history, lifetimes = KeptHistory(), Lifetimes(homes(loaded.geometry))
 
     def log(*event):
         history(*event)
@@ -80,7 +81,7 @@ def worst(found, wanted):
 
 
 def test_the_token_of_the_compression_still_sees_everything():
-    lifetimes = Lifetimes()
+    lifetimes = Lifetimes({0: 0})
     lifetimes(7, 4, 0, [torch.tensor([0, 3]), torch.tensor([2, 1])])
     lifetimes(7, 6, 0, [torch.tensor([3, 5]), torch.tensor([2, 4])])
     until = lifetimes.tables([[7]], 8)[0]
@@ -116,7 +117,7 @@ def test_a_plain_pass_under_the_masks_predicts_as_the_engine(name):
         assert worst(masked(loaded, asked, {}), wanted) > 1e-2  # without them it does not
 
 
-@pytest.mark.parametrize("architecture", ["llama", "llama-mha", "gemma2", "gpt-oss", "qwen2-sliding"])
+@pytest.mark.parametrize("architecture", ["llama", "llama-mha", "gemma2", "gemma3n", "gpt-oss", "qwen2-sliding"])
 def test_groups_windows_caps_and_sinks(architecture, monkeypatch):
     monkeypatch.setitem(ARCHITECTURES, "llama-mha", ("LlamaConfig", {"num_key_value_heads": 4}))
     loaded, asked = build(architecture), traces([(45, 38)])
@@ -140,7 +141,7 @@ def test_the_masks_of_one_layer_or_of_one_interval_before_are_others():
 def test_reading_finished_answers_logs_the_same_evictions():
     loaded, asked = build("qwen3"), traces([(45, 30), (45, 30)])
     _, _, generated = evict(loaded, small("gkv"), asked)
-    read = Lifetimes()
+    read = Lifetimes(homes(loaded.geometry))
     reader = TraceReader(loaded, small("gkv"), budget=BUDGET, interval=INTERVAL, max_tokens=LONGEST, log=read)
     reader.read(asked, Silent())
     named = [keys(t) for t in asked]

@@ -44,7 +44,7 @@ def dense_pass(
     def routed(model: Any, handler: Handler) -> Any:
         def recorded(call: AttentionCall) -> torch.Tensor:
             query = call.query
-            if rank := ranks[call.layer]:  # the pass attends to expanded heads
+            if rank := ranks.get(call.layer):  # the pass attends to expanded heads
                 query = latents.of(expanding[call.layer], rank, call.key, call.value).queries(query)
             queries[call.layer] = query[0].clone()
             return handler(call)

@@ -41,7 +41,8 @@ class LayerGeometry:
     window: the sliding window in tokens, None for full attention. latent: 0 without latent attention; in latent
     attention the first `latent` numbers of a key are also the value, and `value_dim` is 0 (see the module `latent`).
     hidden: how many numbers a hidden state (the input of the layer's attention) has. device: the layer's own device in
-    a model that is divided among several devices, else None.
+    a model that is divided among several devices, else None. shared_by: the indices of later layers that compute no
+    keys and values and attend to the entries of this layer.
     """
 
     index: int
@@ -56,6 +57,7 @@ class LayerGeometry:
     latent: int = 0
     hidden: int = 0
     device: torch.device | None = None
+    shared_by: tuple[int, ...] = ()
 
     def on(self, device: torch.device) -> torch.device:
         """Return the layer's own device; `device` if the whole model is on one device."""
@@ -75,6 +77,22 @@ class LayerGeometry:
         """Return the values of stored entries, as attention and methods read them. In latent attention these are the
         first `latent` numbers of `keys`, in other layers `values` as they are."""
         return keys[..., : self.latent] if self.latent else values
+
+    def adapt(self, call: AttentionCall) -> AttentionCall:
+        """Return a call of a layer that attends to the entries of this layer, with the heads of this layer's cache. The
+        call of another layer becomes a call of this layer that stores nothing."""
+        call = call if call.layer == self.index else call.sharing(self.index, self.device)
+        return call.for_heads(self.kv_heads)
+
+    @property
+    def kind(self) -> LayerGeometry:
+        """The geometry without the layer's place in the model, equal for layers of equal shape."""
+        return replace(self, index=0, shared_by=())
+
+    @property
+    def attending(self) -> tuple[int, ...]:
+        """The indices of all layers that attend to this layer's entries, its own first, then `shared_by`."""
+        return self.index, *self.shared_by
 
     @property
     def causal(self) -> bool:
@@ -98,7 +116,8 @@ class LayerGeometry:
 
 
 def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape, ...]]:
-    """Return the geometry of a language model's attention layers, and the shapes of the states of its recurrent layers.
+    """Return the geometry of the layers of a language model that store entries, and the shapes of the states of its
+    recurrent layers.
 
     Raises UserError when the engine does not support the model. Raises ProbeFailed, a subclass of UserError, when the
     forward pass fails; one possible cause is that meta tensors have no values. For a model with recurrent layers, a
@@ -111,16 +130,26 @@ def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape
     stateful = getattr(model, "_is_stateful", False) or not STATEFUL.isdisjoint(kinds)
     states = RecurrentStates(wanted, getattr(text, "number_of_conv_states", 1)) if stateful else None
     layers: dict[int, LayerGeometry] = {}
+    stored: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # a layer's keys and values of the one token
+    sharing: dict[int, int] = {}  # a layer without keys and values of its own -> the earlier layer that has them
     divided = len(devices_of(model)) > 1
 
     def record(call: AttentionCall) -> torch.Tensor:
         index = call.layer
-        if index in layers:
+        if index in layers or index in sharing:
             name = quote(type(model).__name__)
             raise UserError(
                 f"model {name} calls attention layer {index} twice, which is not supported. Choose another model."
             )
         b, hq, t, _ = call.query.shape
+        home = next(
+            (i for i, (key, value) in stored.items() if _same(call.key, key) and _same(call.value, value)), None
+        )
+        if home is not None:
+            _check_sharing(model, layers[home], call)
+            sharing[index] = home
+            return call.value.new_zeros(b, t, hq, layers[home].read_dim)
+        stored[index] = call.key, call.value
         layers[index] = LayerGeometry(
             index=index,
             query_heads=hq,
@@ -141,9 +170,16 @@ def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape
     failure = UserError if stateful else ProbeFailed
     with torch.no_grad(), route(model, record, latent=True), own_failures(model, failure):
         first = torch.zeros(1, 1, dtype=torch.long, device=device)
-        run(model, states, input_ids=first, position_ids=first)
+        # The embedding of a padding token may be 0, and the keys of all layers with it.
+        token = first + 1 if getattr(model.get_input_embeddings(), "padding_idx", None) == 0 else first
+        run(model, states, input_ids=token, position_ids=first)
     found = states.shapes(divided) if states is not None else ()
-    served = {*layers, *(s.layer for s in found), *(at for at, kind in enumerate(kinds) if kind in MEMORYLESS)}
+    served = {
+        *layers,
+        *sharing,
+        *(s.layer for s in found),
+        *(at for at, kind in enumerate(kinds) if kind in MEMORYLESS),
+    }
     if not layers or len(served) != wanted:
         missing = [at for at in range(wanted) if not layers or at not in served]
         raise UserError(
@@ -151,9 +187,35 @@ def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape
             "neither a KV cache nor a state that kvbench can manage (the first is of type "
             f"{layer_type(model, missing[0])}). Choose another model."
         )
-    geometry = tuple(layers[i] for i in sorted(layers))
+    geometry = tuple(
+        replace(layers[i], shared_by=tuple(sorted(at for at, home in sharing.items() if home == i)))
+        for i in sorted(layers)
+    )
     _check_windows(model.config, geometry)
     return geometry, found
+
+
+def _same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors are one. If they are on different devices, return whether one is a copy of the other:
+    whether they are equal and not 0."""
+    if tensor.device == other.device or tensor.shape != other.shape:
+        return tensor is other
+    return bool(tensor.any()) and torch.equal(tensor.cpu(), other.cpu())
+
+
+def _check_sharing(model: Any, layer: LayerGeometry, call: AttentionCall) -> None:
+    """Raise UserError if a layer that attends to an earlier layer's entries has another sliding window or number of
+    query heads than this earlier layer. call: the later layer's attention call."""
+    if (call.window, call.query.shape[1]) != (layer.window, layer.query_heads):
+        raise UserError(
+            f"model {quote(type(model).__name__)} is not supported: layer {call.layer} shares the keys and values of "
+            f"layer {layer.index}, but with another sliding window or number of query heads. Choose another model."
+        )
+
+
+def homes(geometry: Sequence[LayerGeometry]) -> dict[int, int]:
+    """Return, for each attention layer, the layer that stores the entries to which it attends: nearly always itself."""
+    return {index: g.index for g in geometry for index in g.attending}
 
 
 def devices_of(model: Any) -> tuple[torch.device, ...]:

@@ -45,6 +45,7 @@ class AttentionCall:
     hidden: torch.Tensor | None = None  # [b, t, hidden size] input of the attention module, with route(hidden=True)
     tokens: torch.Tensor | None = None  # [b, t] ids, with route(hidden=True); None where the model reads embeddings
     latent: Latent | None = None  # a latent layer's matrices, with route(latent=True); `value` is then empty
+    stores: bool = True  # False: the layer attends to another layer's entries, which this one has stored already
 
     def for_heads(self, kv_heads: int) -> AttentionCall:
         """Return the call with keys and values repeated to `kv_heads` heads, for a cache kept per query head."""
@@ -52,6 +53,14 @@ class AttentionCall:
         if times == 1:
             return self
         return replace(self, key=self.key.repeat_interleave(times, 1), value=self.value.repeat_interleave(times, 1))
+
+    def sharing(self, home: int, device: torch.device | None) -> AttentionCall:
+        """Return the call of a layer that attends to the entries of layer `home` as a call of layer `home` that stores
+        nothing. device: the own device of layer `home`; None if all layers are on one device."""
+        moved = self.query, self.key, self.value
+        query, key, value = moved if device is None else (tensor.to(device) for tensor in moved)
+        sinks = self.sinks if device is None or self.sinks is None else self.sinks.to(device)
+        return replace(self, layer=home, stores=False, query=query, key=key, value=value, sinks=sinks)
 
     def in_latents(self, maps: Latent, latent: torch.Tensor) -> AttentionCall:
         """Return the call with queries and keys in the latent form: one key per token for all heads (module `latent`).
@@ -255,7 +264,8 @@ def _functions(
         )
         projection: Any = getattr(layer, PROJECTION, None)
         if (latent := read.pop(id(projection), None)) is None:
-            return handler(call).contiguous(), None  # some models call .view on the output
+            # Entries of an earlier layer may be on its device. Some models call .view on the output.
+            return handler(call).to(query.device).contiguous(), None
         maps = latents.of(projection, latent.shape[-1], key, value)
         return maps.outputs(handler(call.in_latents(maps, latent))).contiguous(), None
 

@@ -71,17 +71,19 @@ class PromptCache:
         self.extra = 0  # tokens of kept probes
         self.reply_header: tuple[int, ...] | None = None  # of the prompt, for probes; see `Request.reply_header`
         self._held_by_layer: tuple[int, ...] = ()  # for views, while `reduce` runs
-        self._by_index = {g.index: g for g in geometry}
+        self._by_index = {index: g for g in geometry for index in g.attending}
         self._facts: tuple[object, tuple[torch.Tensor, ...]] | None = None  # of the last view, see `_facts_on`
 
     def layer(self, index: int, like: torch.Tensor) -> PromptLayer:
-        """Return the layer of this index, created on first use with the dtype and device of `like`."""
-        if index not in self.layers:
+        """Return the layer to whose entries the layer of this index attends. It is created on first use with the dtype
+        and device of `like`."""
+        g = self._by_index[index]
+        if g.index not in self.layers:
             b = len(self.noise_keys)
             stored = self.queries, self.hidden[0]
-            self.layers[index] = PromptLayer(self._by_index[index], b, self.size, self.rules.method, *stored, like)
+            self.layers[g.index] = PromptLayer(g, b, self.size, self.rules.method, *stored, like)
             self.measure()
-        return self.layers[index]
+        return self.layers[g.index]
 
     def measure(self) -> None:
         self.peak_bytes = max(

@@ -12,7 +12,7 @@ import functools
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -230,11 +230,11 @@ def scratch_bytes(device: torch.device, total: int) -> int:
 
 
 def alike(geometry: Sequence[LayerGeometry]) -> Iterator[list[LayerGeometry]]:
-    """Yield groups of evicted layers that differ in their index only."""
+    """Yield groups of evicted layers of one kind (`LayerGeometry.kind`)."""
     kinds: dict[LayerGeometry, list[LayerGeometry]] = {}
     for g in geometry:
         if g.evicts:
-            kinds.setdefault(replace(g, index=0), []).append(g)
+            kinds.setdefault(g.kind, []).append(g)
     yield from kinds.values()
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from kvbench.engine.attention.geometry import check_evicts, for_lengths
+from kvbench.engine.attention.geometry import check_evicts, for_lengths, homes
 from kvbench.engine.attention.grouped import causal_bias
 from kvbench.engine.attention.interface import AttentionCall, route
 from kvbench.engine.meta import Answers
@@ -56,8 +56,9 @@ class DuoRecipe(Recipe):
         longest = max(len(example.ids) for example in (*examples, *held_out))
         geometry = for_lengths(loaded.geometry, longest)
         check_evicts(geometry, longest, TRAIN_SHORTER)
-        # Sliding-window layers have no alpha to train. The table has 1 for them, which no run reads (`card`).
-        self.layers = [g.index for g in geometry if g.evicts]
+        # Layers with a sliding window or without own entries have no alpha to train. The table has 1 for them, which no
+        # run reads (`card`).
+        self.layers, self.homes = [g.index for g in geometry if g.evicts], homes(geometry)
         self.again = recomputes(loaded.model, "auto")
         self.alpha = torch.ones(len(self.layers), heads.pop(), device=loaded.device, requires_grad=True)
 
@@ -70,7 +71,7 @@ class DuoRecipe(Recipe):
         return {"alpha": self.alpha}
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        table = torch.ones(len(self.loaded.geometry), self.alpha.shape[1])
+        table = torch.ones(len(self.homes), self.alpha.shape[1])
         table[self.layers] = self.alpha.detach().cpu()
         return {"alpha": table}
 
@@ -111,7 +112,9 @@ class DuoRecipe(Recipe):
         The mean is over the positions `example.rows`, whose hidden states predict tokens of the answer."""
         with torch.no_grad(), self._mixing({}):
             full = self._hidden(example)
-        with self._mixing(dict(zip(self.layers, alpha))), recomputed(self.loaded.model, self.again):
+        by_layer = dict(zip(self.layers, alpha))
+        shared = {layer: by_layer[home] for layer, home in self.homes.items() if home in by_layer}
+        with self._mixing(shared), recomputed(self.loaded.model, self.again):
             deviation = (self._hidden(example) - full).square().mean()
             # The backward pass recomputes layers, so it must run while the attention is replaced.
             return with_gradient(deviation, [alpha]) if deviation.requires_grad else deviation

@@ -23,7 +23,7 @@ import torch
 from torch.nn import functional as F
 
 from kvbench import registry
-from kvbench.engine.attention.geometry import LayerGeometry, check_equal_heads, check_evicts, for_lengths
+from kvbench.engine.attention.geometry import LayerGeometry, check_equal_heads, check_evicts, for_lengths, homes
 from kvbench.engine.attention.interface import AttentionCall, route
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.weights import model_fields
@@ -169,16 +169,19 @@ class Student:
     """
 
     def __init__(self, rules: Rules, geometry: Sequence[LayerGeometry], form: Form) -> None:
-        self.rules, self.geometry, self.form = rules, geometry, form
+        self.rules, self.geometry, self.form = rules, {g.index: g for g in geometry}, form
+        self.homes = homes(geometry)
         self.log_beta: dict[int, torch.Tensor] = {}
 
     def __call__(self, call: AttentionCall) -> torch.Tensor:
-        columns = self.rules.columns_of_new_tokens(self.geometry[call.layer], call)
-        if not columns:  # a layer with a sliding window
+        home = self.homes[call.layer]
+        if not self.geometry[home].evicts:
             return plain(call)
-        # Keep the first: the backward pass may recompute the layer.
-        self.log_beta.setdefault(call.layer, columns["log_beta"])
-        return fading(call, columns["log_beta"], self.form)
+        if home != call.layer:  # the entries of an earlier layer, which fade by its gates
+            return fading(call, self.log_beta[home], self.form)
+        log_beta = self.rules.columns_of_new_tokens(self.geometry[home], call)["log_beta"]
+        self.log_beta.setdefault(home, log_beta)  # keep the first: the backward pass may recompute the layer
+        return fading(call, log_beta, self.form)
 
 
 def fading(call: AttentionCall, log_beta: torch.Tensor, form: Form) -> torch.Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from kvbench.engine.attention.geometry import for_lengths
+from kvbench.engine.attention.geometry import for_lengths, homes
 from kvbench.engine.attention.interface import AttentionCall
 from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import SetupError
@@ -60,16 +60,16 @@ def attention_shares(
 ) -> torch.Tensor:
     """Return, for each query head, the share of attention that it pays to the evidence, [L, Hq] in float64.
 
-    The share is a mean over the queries that predict answers. It is 0 in layers whose sliding window is shorter than
-    the longest example, because methods do not evict there. Raises SetupError if layers have different numbers of query
-    heads.
+    The share is a mean over the queries that predict answers. It is 0 where methods do not evict: in layers whose
+    sliding window is shorter than the longest example, and in layers that attend to the entries of an earlier layer.
+    Raises SetupError if layers have different numbers of query heads.
     """
     sizes = {g.query_heads for g in model.geometry}
     if len(sizes) > 1:
         raise SetupError(
             "the table needs equally many query heads in all layers, but the model's layers differ. Use another model."
         )
-    sums = torch.zeros(len(model.geometry), sizes.pop(), dtype=torch.float64)
+    sums = torch.zeros(len(homes(model.geometry)), sizes.pop(), dtype=torch.float64)
     layers = _evicted(model, examples)
     for done, example in enumerate(examples, start=1):
         reader = _Reader(sums, layers, example, model.device)

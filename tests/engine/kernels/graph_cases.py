@@ -30,6 +30,8 @@ CASES = (
     ("deepseek-v3", "gkv", "paged", DRAWN),
     ("gemma2", "full", "dense", GREEDY),  # rings and softcap
     ("gpt-oss", "full", "dense", GREEDY),  # rings and sinks
+    ("gemma4", "h2o", "dense", GREEDY),  # layers that share the entries of earlier ones
+    ("gemma4", "gkv", "paged", GREEDY),
 )
 
 
