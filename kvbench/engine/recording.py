@@ -14,7 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from kvbench.engine.graph import CaptureError
 
-_VARIES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded)
+_VARIES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _READS = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__)
 _MASKS = (torch.bool, torch.uint8)  # with an index of these types, the shape of the result may change at each step
 
@@ -137,9 +137,11 @@ def _check(function: Any, args: tuple[Any, ...]) -> None:
     aten = torch.ops.aten
     if function is aten.lift_fresh.default:
         raise CaptureError("the step makes a tensor from Python numbers, which a compiled program could not change")
+    if torch.Tag.nondeterministic_seeded in function.tags:
+        raise CaptureError(f"the step's code calls {function}, which draws random numbers")
     if function is aten.index.Tensor:
         varies = any(isinstance(t, torch.Tensor) and t.dtype in _MASKS for t in tree_iter(args[1]))
     else:
         varies = any(tag in function.tags for tag in _VARIES)
     if varies:
-        raise CaptureError(f"the step's code calls {function}, whose result may need other operations at each step")
+        raise CaptureError(f"the step's code calls {function}, whose shape or Python value may change at each step")

@@ -78,7 +78,7 @@ class RunPlan:
         model = same_run.model_record(config, models.state(info), adapter)
         same_run.check_model(name, before, model)
         form = _form(config, info, dtype, say, dry_run=dry_run)
-        inputs = read_inputs(config, say, info, adapter)
+        inputs = read_inputs(config, say, info, adapter, before)
         division = divide(inputs.config, config.device_map, config.device, dtype)
         if division is not None:
             say(division.line())
@@ -139,7 +139,7 @@ class RunPlan:
         return max(1, min(self.allowed // self.threads, missing // ROWS_PER_WORKER, fitting, MOST_WORKERS))
 
     def load(self) -> LoadedModel:
-        """Load the model's weights and return the model. Raises KVBenchError."""
+        """Return the model with its weights, which are loaded unless planning has loaded them. Raises KVBenchError."""
         return self.early.pop() if self.early else _loader(self.config, self.inputs, self.device, self.division)()
 
     def release(self) -> None:

@@ -58,9 +58,11 @@ def boxed(answer: str) -> str:
 
 
 def behind_marker(text: str, marker: str) -> str | None:
-    """Return the answer behind the last `marker` in a text, which stands in the same line or the next line with text:
-    the content of the line's last box or, without a box, the line without marks of Markdown and LaTeX around it. None
-    without such a line."""
+    """Return the answer behind the last `marker` that text follows; None without one.
+
+    The answer is in the rest of the marker's line or, if that is empty, in the next line with text. It is the content
+    of the last box there or, without a box, all text there without marks of Markdown and LaTeX around it.
+    """
     again = re.escape(marker)  # a heading such as "**Final Answer:**" may stand before the marker's own line
     lines = re.findall(rf"{again}(?:[\s*$]|\\[(\[])*+(?!{again})(\S.*)", text, re.IGNORECASE)
     if not lines:

@@ -28,7 +28,7 @@ FIRST = 8  # texts whose mean target is the initial bias of the output, for netw
 
 
 class PredictorRecipe(TraceRecipe):
-    """Trains one network for each layer from which methods evict entries.
+    """Trains one network for each evicted layer.
 
     Held-out figures, over all tokens: `loss`, and `r2`, the share of the targets' variance that the networks explain.
     `r2` is a mean over layers and KV heads.

@@ -63,7 +63,7 @@ def _decides_alike(method: Method, plain: Sequence[LayerView], other: Sequence[L
         spread = float(swapped.max() - swapped.min())
         if not spread <= CLOSE * float(ties[torch.isfinite(ties)].abs().max().clamp_min(1e-30)):
             count = int((kept != others).sum())
-            raise Broken(f"in layer {a.layer} {count} entries are kept or evicted differently {how}{_cure(how)}")
+            raise Broken(f"in layer {a.layer}, {count} entries are kept or evicted differently {how}{_cure(how)}")
 
 
 def _cure(how: str) -> str:

@@ -122,8 +122,8 @@ class Measured:
 
 
 def speed(timings: Sequence[Timing], stretch: int | None) -> Speed:
-    """Return the speed over several rounds. timings: one generation per round, either the first of every round or the
-    second of every round. stretch: see `Setting`."""
+    """Return the speed over several rounds. timings: one generation per round, all fresh or all warm (`Speed`).
+    stretch: see `Setting`."""
     rates = [timing.rate for timing in timings]
     decoded = [timing.decode_rate for timing in timings if timing.decode_rate is not None]
     per_stretch = zip(*(timing.costs for timing in timings), strict=True)
