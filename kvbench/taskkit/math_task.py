@@ -7,12 +7,12 @@ thinking block for `score_strict`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from kvbench.scoring.math import score_math
-from kvbench.task import DataSource, Doc, GenSpec, Output, Score, Task
-from kvbench.taskkit.prompts import STYLES
+from kvbench.task import DataSource, Doc, GenSpec, Output, Score, Task, Turn
+from kvbench.taskkit.prompts import STYLES, Style
 from kvbench.taskkit.rows import documents, reasoning
 
 
@@ -55,13 +55,28 @@ class MathTask(Task):
 
     def _doc(self, row: Mapping[str, Any], style: str) -> Doc:
         chosen = STYLES[style]
-        return Doc(
-            doc_id=str(row["id"]),
-            turns=(chosen.turn(str(row[self.column])),),
-            reference=self.reference(row),
-            meta=self.meta(row) | ({"marker": chosen.marker} if chosen.marker else {}),
-            gen={"stop": (*self.gen("").stop, *chosen.stop)} if chosen.stop else {},
-        )
+        turns, own = (chosen.turn(str(row[self.column])),), self.gen("").stop
+        return math_doc(str(row["id"]), turns, self.reference(row), chosen, meta=self.meta(row), stop=own)
+
+
+def math_doc(
+    doc_id: str,
+    turns: tuple[Turn, ...],
+    reference: str,
+    style: Style,
+    *,
+    meta: Mapping[str, Any] | None = None,
+    stop: Sequence[str] = (),
+) -> Doc:
+    """Return a mathematics question with the stop strings and the answer marker of its prompt style, which `MathTask`
+    scores accordingly. meta: other fields. stop: the task's own stop strings, which the style's join."""
+    return Doc(
+        doc_id=doc_id,
+        turns=turns,
+        reference=reference,
+        meta=dict(meta or {}) | ({"marker": style.marker} if style.marker else {}),
+        gen={"stop": (*stop, *style.stop)} if style.stop else {},
+    )
 
 
 def stopped(doc: Doc, text: str) -> str:

@@ -81,6 +81,7 @@ _STYLES = (
     Style("plain", "", ""),
 )
 STYLES = {style.name: style for style in _STYLES}
+PLAIN = STYLES["plain"]
 
 
 def uses_chat(chat: bool, style: str, *, no_chat_template: bool = False) -> bool:
@@ -270,8 +271,13 @@ def apply(
     chat_template: str | None,
     variables: Mapping[str, Any],
     origin: str | None,
+    *,
+    continued: bool = False,
 ) -> str:
-    """Return the messages as the chat template renders them. Raises UserError if the template is missing or fails."""
+    """Return the messages as the chat template renders them. Raises UserError if the template is missing or fails.
+
+    continued: whether the model continues the last message; False: it begins a new one.
+    """
     import jinja2
 
     if _needs_parts(tokenizer, chat_template):
@@ -281,7 +287,12 @@ def apply(
     name = _named(chat_template, origin)
     try:
         text = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, chat_template=chat_template, **given
+            messages,
+            tokenize=False,
+            add_generation_prompt=not continued,
+            continue_final_message=continued,
+            chat_template=chat_template,
+            **given,
         )
     except jinja2.TemplateSyntaxError as error:
         raise UserError(f"chat template {name}, line {error.lineno}: {error.message}.") from None

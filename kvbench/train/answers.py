@@ -27,7 +27,7 @@ class Answer:
     """An answer as token ids (`ids`); empty if its generation failed.
 
     right: False if the judge finds it wrong, or if its generation failed; else True, also without a judge.
-    ended: whether it ends with an end token.
+    ended: whether it ends with an end token or a stop string.
     """
 
     ids: tuple[int, ...]

@@ -87,8 +87,9 @@ class _Maker:
         most = min(self.collection.max_tokens, room)
         judged: dict[str, Any] = {}
         if row.reference is not None:
-            judged = {"judge": traces.judge(row.reference, self.thinks), "reference": row.reference}
-        return Question(name=name, ids=prompt, max_new_tokens=most, given=given, **judged)
+            judged = {"judge": traces.judge(row.reference, self.thinks, row.style), "reference": row.reference}
+        stop = row.style.stop
+        return Question(name=name, ids=prompt, max_new_tokens=most, given=given, stop_strings=stop, **judged)
 
     def _talk(self, name: str, row: Row) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         """Return the prompt of a conversation, and the row's own answer if training uses it, else None."""

@@ -16,6 +16,7 @@ from kvbench.scoring.boxed import last_box
 from kvbench.sources.data import json_type
 from kvbench.sources.data.formats import check_plain
 from kvbench.task import Turn
+from kvbench.taskkit.prompts import PLAIN, Style
 from kvbench.train.prompting import Prompting
 
 TALKS = ("messages", "conversations")
@@ -39,7 +40,8 @@ class Row:
     """A parsed row of a data file: a conversation that ends with a user's message, or a raw text (then without turns).
 
     turns: the user's messages. replies: the assistant's messages between them. given: the assistant's reply to the
-    user's last message, if the row has one. reference: the right answer, if the row has one.
+    user's last message, if the row has one. reference: the right answer, if the row has one. style: the prompt style of
+    a question; plain for other rows.
     """
 
     turns: tuple[Turn, ...] = ()
@@ -47,6 +49,7 @@ class Row:
     given: str | None = None
     text: str = ""
     reference: str | None = None
+    style: Style = PLAIN
 
 
 def data_files(path: Path) -> list[Path]:
@@ -76,7 +79,7 @@ def parse_row(columns: Mapping[str, Any], where: str, prompting: Prompting) -> R
             spoken = [*row.messages(name), *([("assistant", given)] if given is not None else [])]
             return row.conversation(name, spoken, prompting)
         turn = prompting.turn(row.text(name), row.optional("context"), row.optional("system"))
-        return Row(turns=(turn,), given=given, reference=row.reference())
+        return Row(turns=(turn,), given=given, reference=row.reference(), style=prompting.style)
     if name := row.first(TEXTS):
         return Row(text=row.text(name))
     found = few([quote(name) for name in columns], SHOWN) or "none"

@@ -3,7 +3,7 @@
 After a kill the same call continues from the last checkpoint and reaches the same losses. The number of steps may be
 changed later, if each step taken so far keeps its learning rate. In the training's folder, `log.jsonl` has one line per
 step, and `held_out.jsonl` has the held-out figures. Several processes (`kvbench.train.processes`) share each batch and
-average their gradients; only the first process writes files.
+average their gradients and figures; only the first process writes files.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from kvbench.engine.model.weights import Base
 from kvbench.errors import SetupError, UserError, quote, shown
@@ -132,8 +134,8 @@ class _Training:
             self.state["before"] = self.held_out()
 
     def advance(self) -> dict[str, float]:
-        """Take one step: update the parameters and append a line to the log. Return the loss of the whole batch, and
-        the recipe's figures for this process's part of the batch.
+        """Take one step: update the parameters and append a line to the log. Return the loss and the
+        recipe's figures of the whole batch.
 
         Raises SetupError when the loss or the gradient is not finite.
         """
@@ -181,21 +183,28 @@ class _Training:
         return done <= settings.steps and all(rate(before, step) == rate(settings, step) for step in range(done))
 
     def _gradients(self) -> tuple[float, dict[str, float]]:
-        """Compute the gradients of this process's part of the batch. Return the loss of the whole batch, and the
-        recipe's figures for this process's part of it."""
+        """Compute the gradients of this process's part of the batch. Return the loss and the recipe's figures of the
+        whole batch."""
         size = self.share.stop - self.share.start
         once = self.recipe.at_once or size
-        loss, figures = 0.0, dict[str, float]()
+        loss, sums = 0.0, dict[str, tuple[float, float]]()
         for start in range(self.share.start, self.share.stop, once):
             part = slice(start, min(start + once, self.share.stop))
-            weight = (part.stop - part.start) / size
+            items = part.stop - part.start
+            weight = items / size
             value, shown = self.recipe.loss(self.step, part)
             (value * weight).backward()
             loss += weight * value.item()
-            figures = {name: figures.get(name, 0.0) + weight * figure for name, figure in shown.items()}
-        if not math.isfinite(loss := self.processes.mean(loss)):
+            for name, figure in shown.items():
+                total, count = figure if isinstance(figure, tuple) else (items * figure, items)
+                before, counted = sums.get(name, (0.0, 0.0))
+                sums[name] = before + total, counted + count
+        table = torch.tensor([(loss, 1.0), *sums.values()], dtype=torch.float64)
+        self.processes.average(table)
+        loss, *figures = (total / (count or 1.0) for total, count in table.tolist())
+        if not math.isfinite(loss):
             raise SetupError(f"the loss is {loss} at step {self.step + 1}; try a smaller --lr.")
-        return loss, figures
+        return loss, dict(zip(sums, figures))
 
     def _note(self, log: str, row: dict[str, Any]) -> None:
         if self.processes.first:

@@ -126,11 +126,11 @@ def prepare(
             asked: dict[str, Any] = {"model": model, "revision": revision, "fingerprint": loaded.fingerprint}
             asked["data"], asked["dtype"] = about, str(loaded.dtype).removeprefix("torch.")
             asked |= {"samples": samples, "held_out": entry.held_out, "seed": seed}
-            asked |= collection.asked() | prompting.settings()
+            asked |= collection.asked() | prompting.asked()
             items, test, dropped = _answered(entry, loaded, questions, held_out, collection, asked, out, on_answer)
             notes += dropped
     data_hash = _hash([_identity(item) for item in (*items, *test)])
-    more = dict(options) | {"data": about, "samples": samples, "data_sha256": data_hash} | prompting.settings()
+    more = dict(options) | {"data": about, "samples": samples, "data_sha256": data_hash} | prompting.asked()
     more["dtype"] = str(loaded.dtype).removeprefix("torch.")  # "auto" differs between machines
     if (plugin := hash_of(name, "recipe")) is not None:  # another version of the plug-in may train differently
         more["plugin_sha256"] = plugin

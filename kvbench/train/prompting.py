@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kvbench.errors import UserError, bare, quote
 from kvbench.registry import did_you_mean
 from kvbench.task import Turn
-from kvbench.taskkit.prompts import STYLES, effective_thinking, template_text, uses_chat
+from kvbench.taskkit.prompts import STYLES, Style, effective_thinking, template_text, uses_chat
 from kvbench.taskkit.reader import ModelReader
 from kvbench.taskkit.template_variables import reads_thinking
 
@@ -21,8 +21,8 @@ class Prompting:
     """Settings of prompts with the meaning that they have in ``kvbench run``.
 
     thinking: whether the chat template turns thinking on; None: the template's default. prompt_style: name of the
-    wording around questions. system: the system message for rows of the data file that have none. preset: the preset
-    that sets `thinking`; None: the user sets it.
+    questions' style: wording, stop strings and answer marker. system: the system message for rows of the data file that
+    have none. preset: the preset that sets `thinking`; None: the user sets it.
     """
 
     thinking: bool | None = None
@@ -40,6 +40,16 @@ class Prompting:
         given = {"thinking": self.thinking, "system": self.system}
         style = {"prompt_style": self.prompt_style} if self.prompt_style != "plain" else {}
         return {name: value for name, value in given.items() if value is not None} | style
+
+    @property
+    def style(self) -> Style:
+        return STYLES[self.prompt_style]
+
+    def asked(self) -> dict[str, Any]:
+        """Return the settings on which answers and their judgement depend: `settings`, and the stop strings and answer
+        marker of a style that has them."""
+        has = {"stop_strings": self.style.stop, "marker": self.style.marker}
+        return self.settings() | {name: value for name, value in has.items() if value}
 
     def reader(self, loaded: LoadedModel) -> ModelReader:
         """Return the reader that makes prompts for a model.
@@ -67,7 +77,7 @@ class Prompting:
     def turn(self, question: str, context: str = "", system: str = "") -> Turn:
         """Make the first turn from a question, in the wording of `prompt_style`. context: text before the question.
         system: the row's system message, if it has one."""
-        turn = STYLES[self.prompt_style].turn(question)
+        turn = self.style.turn(question)
         before = context if not context or context.endswith("\n") else context + "\n\n"
         return replace(turn, context=before, system=system or self.system or turn.system)
 

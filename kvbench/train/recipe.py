@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from kvbench.train.traces import Trace
 
 T = TypeVar("T")
+# A figure of a batch for the log: a mean over its items, or the sum and the count of terms whose count varies, such as
+# tokens. The loop adds up sums and counts over all parts of the batch; the log has their ratio.
+Figure = float | tuple[float, float]
 TRAIN_SHORTER = "Give shorter texts or questions, until the longest fits into a window"  # for `check_evicts`
 
 
@@ -166,11 +169,11 @@ class Recipe(ABC):
         """Return the tensors that the optimiser changes, by name."""
 
     @abstractmethod
-    def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(self, step: int, share: slice) -> tuple[torch.Tensor, Mapping[str, Figure]]:
         """Return the mean loss of a part (`share`) of a step's batch, and further figures for the log.
 
-        With several processes, the log has the figures of the first process. The loss must depend only on (settings,
-        parameters, step, share), so that a resumed training reaches the same losses.
+        The figures must have the same names for every part. The loss must depend only on (settings, parameters, step,
+        share), so that a resumed training reaches the same losses.
         """
 
     @abstractmethod

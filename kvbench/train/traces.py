@@ -17,9 +17,10 @@ from kvbench.errors import SetupError, UserError, quote
 from kvbench.records import Request, Sampling
 from kvbench.replay.traces import ForcedTrace
 from kvbench.scoring.pool import ScorePool
-from kvbench.task import Doc, Output
-from kvbench.taskkit.math_task import MathTask
+from kvbench.task import Output
+from kvbench.taskkit.math_task import MathTask, math_doc
 from kvbench.taskkit.names import get_task
+from kvbench.taskkit.prompts import PLAIN, Style
 from kvbench.taskkit.synthetic.problem import HELD_OUT
 from kvbench.taskkit.synthetic.variants import VARIANTS, Variant
 from kvbench.train.answers import Answer, Answers, SharedAnswers
@@ -28,6 +29,7 @@ from kvbench.train.generation_memory import collecting, slots_for
 from kvbench.train.processes import Processes
 
 SEED_BITS = 29  # below HELD_OUT = 10^9
+ENDED = ("stop", "stop_string")  # why an answer may end before its most tokens
 Judge = Callable[[str], bool]
 
 
@@ -37,6 +39,7 @@ class Question:
 
     judge: returns whether a text is a right answer; None if no right answer is known. reference: the right answer that
     a data file states. given: the data file's own answer, which training uses instead of an answer of the model.
+    stop_strings: texts that end an answer of the model.
     """
 
     name: str
@@ -45,6 +48,7 @@ class Question:
     judge: Judge | None = None
     reference: str | None = None
     given: tuple[int, ...] | None = None
+    stop_strings: tuple[str, ...] = ()
 
     def is_right(self, answer: str) -> bool:
         """Return whether the question's judge finds `answer` right. Only for questions with a judge."""
@@ -61,6 +65,7 @@ class Question:
             max_new_tokens=self.max_new_tokens,
             sampling=sampling or Sampling(),
             seed=seed,
+            stop_strings=self.stop_strings,
         )
 
     def given_answer(self) -> Answer:
@@ -114,13 +119,13 @@ def _exact(variant: Variant, number: int) -> Judge:
     return lambda text: bool(variant.score(variant.generate(number), text).exact)
 
 
-def judge(reference: str, thinks: bool | None = None) -> Judge:
+def judge(reference: str, thinks: bool | None = None, style: Style = PLAIN) -> Judge:
     """Return a function that decides whether a text states the right answer `reference` (LaTeX or a number).
 
     The function compares answers as the mathematics tasks do. If a comparison takes too long, the text counts as wrong.
-    thinks: whether the text begins with a thinking block; None if unknown.
+    thinks: whether the text begins with a thinking block; None if unknown. style: the question's prompt style.
     """
-    doc = Doc(doc_id="", turns=(), reference=reference)
+    doc = math_doc("", (), reference, style)
 
     def right(text: str) -> bool:
         output = Output(text=text, stop_reason="", prompt_tokens=0, output_tokens=0, thinking=thinks)
@@ -207,7 +212,7 @@ def _ask(
             whole = done.status == "ok"  # tokens before a logit that is no number are no answer
             right = whole and (q.judge is None or q.is_right(done.text))
             ids = done.token_ids if whole else ()
-            answers[q.name] = answer = Answer(ids, right=right, ended=done.stop_reason == "stop")
+            answers[q.name] = answer = Answer(ids, right=right, ended=done.stop_reason in ENDED)
             if file:
                 file.add(q.name, q.ids, answer)
             if on_answer:

@@ -20,12 +20,14 @@ from kvbench.engine.loop import Engine
 from kvbench.engine.model.load import load
 from kvbench.engine.model.weights import Base
 from kvbench.errors import RunInUseError, SetupError, UserError
+from kvbench.taskkit.prompts import PLAIN, STYLES
 from kvbench.train import prepare as recipes
 from kvbench.train import traces
 from kvbench.train.answers import Answer, AnswerFile, SharedAnswers
 from kvbench.train.lock import alone
 from kvbench.train.loop import HELD_OUT, LOG, train
 from kvbench.train.processes import Processes
+from kvbench.train.prompting import Prompting
 
 SAMPLES, TESTED = 6, 2
 ASKED = [{"question": f"# Facts: cod 3{i}, bow 46,\nAsk: cod?\nThink:"} for i in range(5)]
@@ -88,8 +90,11 @@ def prepare(monkeypatch):
     entry = change(monkeypatch, "lookaheadkv", held_out=TESTED)
     own = options_of(entry)
 
-    def run(out: Path, data: Path | None = None, seed: int = 0, **options: Any) -> recipes.Ready:
+    def run(
+        out: Path, data: Path | None = None, seed: int = 0, prompting: Prompting | None = None, **options: Any
+    ) -> recipes.Ready:
         numbers: dict[str, Any] = {"samples": SAMPLES, "steps": 2, "lr": 1e-3, "batch": 2, "seed": seed}
+        numbers["prompting"] = prompting
         out.mkdir(exist_ok=True)
         model, where = str(tiny.path()), str(data) if data else None
         return recipes.prepare(
@@ -174,6 +179,21 @@ def test_answers_that_were_asked_otherwise_are_refused(tmp_path, prepare, engine
     with pytest.raises(UserError, match=message.format("another model")):
         prepare(out, data, max_tokens=2)
     assert len(engines) == 1
+
+
+def test_stop_strings_of_a_style_end_answers_and_belong_to_their_settings(tmp_path, prepare, monkeypatch):
+    monkeypatch.setitem(STYLES, "lm_eval", replace(PLAIN, stop=("\\",), marker="Ask:"))
+    data, out, style = tmp_path / "q.jsonl", tmp_path / "out", Prompting(prompt_style="lm_eval")
+    data.write_text("".join(json.dumps(row) + "\n" for row in ASKED))
+    ready = prepare(out, data, prompting=style, unfinished="drop")
+    assert {ready.loaded.decode(row["answer"]) for row in lines(out)[1:]} == {" \\"}  # without it: " \\ +"
+    style_settings = {"stop_strings": ("\\",), "marker": "Ask:"}
+    assert ready.recipe.settings.more.items() >= style_settings.items()
+    first, *rest = lines(out)
+    old = {name: value for name, value in first.items() if name not in style_settings}
+    (out / recipes.ANSWERS).write_text("".join(json.dumps(row) + "\n" for row in (old, *rest)))
+    with pytest.raises(UserError, match=r"stop_strings none, now .*; marker none, now Ask:"):
+        prepare(out, data, prompting=style)
 
 
 def test_a_given_answer_with_a_token_without_embedding_is_refused(tmp_path, prepare, monkeypatch):

@@ -19,6 +19,7 @@ from kvbench.cli.app import main
 from kvbench.engine.model.load import load
 from kvbench.errors import UserError
 from kvbench.sources.data import FILE_LIMIT
+from kvbench.taskkit.prompts import STYLES
 from kvbench.train import prepare as recipes
 from kvbench.train import traces
 from kvbench.train.collection import Collection
@@ -225,6 +226,22 @@ def test_prompts_are_worded_as_in_a_run(write, chatting):
     assert read(chatting, ask | {"context": "g h ."}, write)[0] == "U: g h . a b A:"
     assert read(chatting, ask, write, Prompting(prompt_style="rkv"))[0].endswith("<unk>")  # no chat template
     assert read(chatting, ask, write, Prompting(prompt_style="gkv"))[0].startswith("S: <unk>")
+
+
+@pytest.mark.parametrize(
+    ("style", "reference", "text"),
+    [
+        ("simple_evals", "5\\sqrt{2}", "The side is 5.\n\nAnswer: 5\\sqrt{2}"),
+        ("lm_eval", "18", "The answer is 18.\n\nQuestion: And twice?\nAnswer: The answer is 3."),
+    ],
+)
+def test_questions_are_judged_and_ended_as_in_a_run(style, reference, text, write, chatting):
+    rows = {"question": "a", "answer": reference}, {"messages": TALK[:1], "answer": reference}
+    prompting = Prompting(prompt_style=style, thinking=False)
+    question, talk = read_questions(write(*rows), chatting, Collection(), prompting)
+    assert (question.is_right(text), talk.is_right(text)) == (True, False)  # a conversation has no style
+    assert question.request("q").stop_strings == STYLES[style].stop
+    assert talk.request("q").stop_strings == ()
 
 
 def test_a_conversation_keeps_its_turns(write, chatting):

@@ -54,7 +54,7 @@ def random_traces(count, prompt=40, answer=30, seed=5):
     return [Trace(name=f"t{i}", prompt=tokens(prompt), answer=tokens(answer)) for i in range(count)]
 
 
-def scorer_file(loaded, folder: Path, seed=0):
+def scorer_file(loaded, folder: Path, seed=0, **made):
     """A random scorer for a model, with differences of about 1 between entries."""
     g = loaded.geometry[0]
     sizes = {"num_hidden_layers": len(loaded.geometry), "num_key_value_heads": g.kv_heads, "head_dim": g.head_dim,
@@ -64,9 +64,8 @@ def scorer_file(loaded, folder: Path, seed=0):
         name: 0.3 * torch.randn(shape, generator=generator) for name, shape in scorer_shapes("paper6", sizes).items()
     }
     path = folder / "foresightkv.safetensors"
-    save_weights(
-        path, "foresightkv", tensors, Base(name="m", config=loaded.model.config), made={"command": "kvbench train this"}
-    )
+    base = Base(name="m", config=loaded.model.config)
+    save_weights(path, "foresightkv", tensors, base, made={"command": "kvbench train this", **made})
     return path
 
 
@@ -283,6 +282,18 @@ def test_without_a_scorer_it_says_what_makes_one(tmp_path: Path):
     beside = dataclasses.replace(loaded, folder=tmp_path)
     scorer_file(loaded, tmp_path)
     PolicyRecipe(beside, settings, random_traces(1), random_traces(1))
+
+
+def test_a_scorer_that_is_untrained_in_an_evicted_layer_is_refused(tmp_path: Path):
+    loaded = build("gemma2")  # layer 1 has a window of 24 tokens
+    for layers, others in (([0, 1, 2], 0), ([0, 2], 0), ([2], 1)):
+        init = str(scorer_file(loaded, tmp_path, layers=layers))
+        settings = dataclasses.replace(SETTINGS, more=MORE | {"init": init})
+        if others:
+            with pytest.raises(UserError, match=r"are untrained in 1 layer .* \(the first is layer 0\)"):
+                PolicyRecipe(loaded, settings, random_traces(1), random_traces(1))
+        else:
+            assert PolicyRecipe(loaded, settings, random_traces(1), random_traces(1)).card()["layers"] == [0, 2]
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,11 @@ def test_answers_are_sampled_at_the_temperature_of_the_paper():
     assert BUILT_IN["gkv-rl"].presets["paper"].values["temperature"] == 0.6
 
 
+def test_lookaheadkv_draws_as_many_answers_as_it_asks_for():
+    settings = BUILT_IN["lookaheadkv"].settings("m", "paper")
+    assert settings["steps"] * settings["batch"] == settings["samples"]
+
+
 def test_both_stages_of_foresightkv_share_their_answers():
     first, second = (BUILT_IN[name].settings("m", "paper") for name in ("foresightkv", "foresightkv-grpo"))
     assert first["samples"] == second["samples"]
@@ -111,6 +116,7 @@ def test_a_trace_beyond_a_length_has_its_own_budget(data, tmp_path, monkeypatch)
             "--preset paper with prompt_style=foresightkv needs questions from a file; give --data FILE.",
         ),
         (["headkv", "--preset", "paper"], "headkv is estimated, not trained; it takes no --preset."),
+        (["triattention", "--batch", "4"], "triattention is estimated, not trained; it takes no --batch."),
         (["duo", "--preset", "papr"], "the recipe has no preset 'papr'. Did you mean 'paper'? There are tiny, paper."),
     ],
 )

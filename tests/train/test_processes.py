@@ -25,9 +25,10 @@ STEPS = 8
 COMMAND = ["train", "lookaheadkv", "--samples", "4", "--steps", str(STEPS), "--batch", "4", "--opt", "rows=3"]
 COMMAND += ["--opt", "rank=2", "--evaluate", "3", "--json"]
 
-# The command, with less held out and a checkpoint at every step. The first process kills itself after the checkpoint
-# that KILL names, the second one after the answer that KILL_ANSWER names; any other process that writes, renames or
-# deletes in the folder once the training has begun ends with code 3. Every answer is noted in a file beside the folder.
+# The command, with less held out, a checkpoint at every step and two figures of the answers' places in their batch. The
+# first process kills itself after the checkpoint that KILL names, the second one after the answer that KILL_ANSWER
+# names; any other process that writes, renames or deletes in the folder once the training has begun ends with code 3.
+# Every answer is noted in a file beside the folder.
 CHILD = """
 import os, signal, sys
 from dataclasses import replace
@@ -36,6 +37,7 @@ from kvbench.cli.app import main
 from kvbench.registry import recipes
 from kvbench.train.answers import SharedAnswers
 from kvbench.train.catalogue import entry_of
+from kvbench.train.recipes.lookaheadkv import LookaheadRecipe
 
 folder, kill = sys.argv[sys.argv.index("--out") + 1], int(os.environ.get("KILL", "0"))
 
@@ -64,6 +66,12 @@ def add(self, name, *answer):
     if os.environ["RANK"] == "1" and len(notes) == int(os.environ.get("KILL_ANSWER", "0")):
         os.kill(os.getpid(), signal.SIGKILL)
 
+def loss(self, step, share):
+    places = range(share.start, share.stop)
+    figures = {"place": sum(places) / len(places), "weighted": (sum(i * i for i in places), sum(places))}
+    return lost(self, step, share)[0], figures
+
+lost, LookaheadRecipe.loss = LookaheadRecipe.loss, loss
 notes, added, SharedAnswers.add = [], SharedAnswers.add, add
 training, kept, began = False, loop.checkpoint.save, loop._Training.begin
 loop.checkpoint.save, loop._Training.begin = save, begin
@@ -130,6 +138,12 @@ def test_losses_and_weights_are_those_of_one_process(one, two):
     for name, tensor in ours.items():
         # AdamW moves a parameter by the learning rate however small its gradient is, so rounding shows most there.
         torch.testing.assert_close(tensor, theirs[name], rtol=1e-3, atol=1e-4)
+
+
+def test_figures_are_those_of_the_whole_batch(two):
+    """A mean over items, and one in which the second process has more terms: places 0 to 3, weighted by themselves."""
+    for row in rows(two[0], LOG):
+        assert (row["place"], row["weighted"]) == pytest.approx((1.5, 14 / 6))
 
 
 def test_the_processes_share_out_the_questions(one, two):

@@ -65,7 +65,7 @@ PARSERS = {
 }
 # Options that do not apply to tables.
 OF_RECIPES = (
-    *("data", "steps", "lr", "preset", "plot", "continue_from", "evaluate", "dry_run"),
+    *("data", "steps", "lr", "batch", "preset", "plot", "continue_from", "evaluate", "dry_run"),
     *("thinking", "prompt_style", "system"),
 )
 OWN = (
@@ -82,7 +82,7 @@ OWN = (
         "hub:OWNER/NAME[:SPLIT][@REVISION]. Default: built-in problems.",
         metavar="FILE",
     ),
-    option("prompt_style", Text, "Wording of questions, as in kvbench run. Default: plain.", metavar="NAME"),
+    option("prompt_style", Text, "Style of questions, as in kvbench run. Default: plain.", metavar="NAME"),
     option("system", Text, "System message of questions that have none.", metavar="TEXT"),
     option("samples", Text, "Number of texts to read, or of questions to ask.", metavar="N"),
     option("steps", Text, "Number of optimiser steps.", metavar="N"),

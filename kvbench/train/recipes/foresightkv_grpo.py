@@ -27,7 +27,7 @@ frozen.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ class PolicyRecipe(ScorerRecipe):
     def begin(self) -> None:
         super().begin()
         more = self.settings.more
-        self.before, self.origin = _initial(self.loaded, more["init"], more["features"])
+        self.before, self.origin = _initial(self.loaded, more["init"], more["features"], self.evictions.layers)
         # The settings identify the initial scorer by its hash, because its path may differ on another machine.
         where = {"init": Path(more["init"]).name, "init_sha256": self.origin["sha256"]}
         self.settings = replace(self.settings, more={**more, **where})
@@ -156,10 +156,13 @@ def _first(trace: Trace, reading: TraceReading) -> int:
     return reading.unevicted - len(trace.prompt) + 1
 
 
-def _initial(loaded: LoadedModel, location: str, features: Features) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def _initial(
+    loaded: LoadedModel, location: str, features: Features, layers: Collection[int] = ()
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Load the initial scorer. Return its tensors, and its hash and training command for the card.
 
-    location: the option `init`, a path or "auto" (the model's folder). Raises UserError if "auto" finds no scorer.
+    location: the option `init`, a path or "auto" (the model's folder). layers: the layers that the training evicts.
+    Raises UserError if "auto" finds no scorer, or if the scorer is untrained in one of `layers`.
 
     For a model on the meta device (a memory plan) it reads no file. The tensors then have no values, the hash is "",
     and there is no command.
@@ -175,6 +178,7 @@ def _initial(loaded: LoadedModel, location: str, features: Features) -> tuple[di
             "foresightkv-grpo begins with a trained scorer, and the model's folder has none; "
             "train one with 'kvbench train foresightkv', then give --opt init=PATH."
         )
-    tensors = load_weights(weights, loaded.folder, loaded.model.config, loaded.device, loaded.fingerprint)
+    config, device = loaded.model.config, loaded.device
+    tensors = load_weights(weights, loaded.folder, config, device, loaded.fingerprint, layers)
     card = read_card(find(weights, loaded.folder))
     return tensors, {"sha256": card["sha256"], "command": card["made"].get("command", "")}

@@ -30,7 +30,7 @@ from kvbench.records import Generation, Sampling
 from kvbench.train import generation_memory
 from kvbench.train.gkv import SparseRecipe
 from kvbench.train.logits import by_blocks, logits_of
-from kvbench.train.recipe import Settings
+from kvbench.train.recipe import Figure, Settings
 from kvbench.train.sparse_pass import Answered, Part, add_up
 from kvbench.train.traces import Question
 
@@ -75,7 +75,7 @@ class RLRecipe(SparseRecipe):
         )
         return [each] if whole else []
 
-    def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, Figure]]:
         rollouts = self.sample(step, share)  # [B][G]
         rewards = torch.tensor([[r.reward for r in group] for group in rollouts])
         cut = torch.tensor([[r.cut for r in group] for group in rollouts])
@@ -87,7 +87,7 @@ class RLRecipe(SparseRecipe):
                     learnt.append(replace(answered, weight=advantage / len(answered.answer)))
         loss = add_up(self.loaded.model, learnt, self.lifetimes, self._objective, micro=self.micro, again=self.again)
         lengths = [len(r.answered.answer) for group in rollouts for r in group]
-        figures = {
+        figures: dict[str, Figure] = {
             "reward": float(rewards.mean()),
             "cut": float(cut.float().mean()),
             # share of questions whose answers have different rewards
@@ -153,8 +153,9 @@ class RLRecipe(SparseRecipe):
         return [[_judged(q, answers[name, sample]) for sample in range(self.group)] for name, q in asked.items()]
 
     @torch.no_grad()
-    def _entropy(self, answered: Sequence[Answered]) -> float:
-        """Return the mean entropy, in nats, of the distributions from which the tokens of the answers were sampled."""
+    def _entropy(self, answered: Sequence[Answered]) -> tuple[float, float]:
+        """Return the sum of the entropies, in nats, of the distributions from which the tokens of the answers were
+        sampled, and the number of tokens."""
         total, tokens = 0.0, 0
         answered = [one for one in answered if one.answer]  # an answer whose first logits were NaN has no token
         for start in range(0, len(answered), self.micro):
@@ -162,7 +163,7 @@ class RLRecipe(SparseRecipe):
             states = part.states(self.loaded.model, part.tables(self.lifetimes))
             drawn = by_blocks(self._entropies, states)[part.weights > 0]
             total, tokens = total + float(drawn.sum()), tokens + len(drawn)
-        return total / max(1, tokens)
+        return total, tokens
 
     def _entropies(self, first: int, states: torch.Tensor) -> torch.Tensor:
         return entropies(logits_of(self.loaded.model, states), self.temperature)
