@@ -140,7 +140,7 @@ class Generation:
     sample: int
     token_ids: tuple[int, ...]
     text: str
-    stop_reason: str  # "stop" (an end token), "stop_string", "length" (truncated)
+    stop_reason: str  # "length" if any turn was truncated; else the last turn's: "stop" (an end token), "stop_string"
     usage: Usage | None
     status: str = "ok"
     note: str = ""

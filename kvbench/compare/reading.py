@@ -23,7 +23,7 @@ from kvbench.report.cells import answered, cells_of, decode_bounded, mean, prese
 from kvbench.report.load import find_runs
 from kvbench.report.repeated import each_once
 from kvbench.report.rows import KEY, RUN, Rows
-from kvbench.report.tables import headline_of
+from kvbench.report.scoring import Scoring
 from kvbench.store import manifest, read_columns, read_run
 from kvbench.store.schema import NAMES
 
@@ -138,7 +138,7 @@ def _cell(key: Key, rows: Rows, records: Mapping[str, Mapping[str, Any]]) -> Cel
     runs = rows.text(RUN)
     there = [runs.names[code] for code in runs.present()]
     answers = answered(rows)
-    headline = headline_of(key.task)
+    headline = Scoring.of(key.task, [records[run] for run in there]).headline
     return Cell(
         key=key,
         run=", ".join(there),

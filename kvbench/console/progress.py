@@ -163,6 +163,7 @@ def size(count: float) -> str:
     """Return a number of bytes with a unit: 512 B, 1.5 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+            # three digits, but no exponent from 999.5 on
+            return f"{count:.0f} {unit}" if unit == "B" or abs(count) >= 999.5 else f"{count:.3g} {unit}"
         count /= 1024
     return f"{count:.3g} TiB"

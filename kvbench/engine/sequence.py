@@ -141,6 +141,7 @@ class Sequence:
     clock: int = 0  # decode steps since the prompt, from which the trigger tells when ticks are due
     meter: Meter = field(default_factory=Meter)
     answers: tuple[str, ...] = ()  # texts of earlier turns
+    cut: bool = False  # whether an earlier turn ended at its limit of tokens
     drawn: int = 0  # tokens drawn in all turns
     room: int = 0  # most tokens that this turn may generate
     log_probs: list[float] = field(default_factory=list)  # one per token of `request.forced` so far
@@ -255,6 +256,7 @@ class Sequence:
             )
             return None
         self.loaded.check_ids(f"turn {len(answers) + 1} of question {quote(self.request.doc_id)}", follow.ids)
+        self.cut |= self.stop_reason == "length"
         self.answers, self.tokens, self.stop_reason = answers, [], ""
         self.room = min(self.request.max_new_tokens, limit - read)
         if follow.fresh:
@@ -275,7 +277,7 @@ class Sequence:
             sample=self.sample,
             token_ids=tuple(self.tokens),
             text=text,
-            stop_reason=self.stop_reason,
+            stop_reason="length" if self.cut and self.status == "ok" else self.stop_reason,
             usage=self.meter.usage(len(self.request.prompt_ids), self.drawn, cache, decoding),
             status=self.status,
             note=self.note,

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbench.errors import UserError, counted, quote
+from kvbench.report.cells import labels_of
 from kvbench.report.question_conflicts import ALL as ALL  # `load` and the command take it from here
 from kvbench.report.question_conflicts import APART, conflict, run_at, with_several
 from kvbench.report.rows import RUN, Rows, Text
@@ -176,14 +177,14 @@ def check(rows: Rows) -> None:
 def differences(rows: Rows) -> Iterator[Difference]:
     """Yield the differences that forbid a common table: two versions of a method, two sets of artefacts of a method
     with the same options, or two judges."""
-    methods, options = rows.text("method"), rows.text("options")
+    methods, labels = rows.text("method"), labels_of(rows)
     versions, artefacts = rows.text("method_version"), rows.text("artefacts")
     for code in methods.present():
         mine = methods.codes == code
         yield from _difference(f"{methods.names[code]} version", versions, mine, APART)
-        for kind in Text(options.codes[mine], options.names).present():
+        for kind in Text(labels.codes[mine], labels.names).present():
             word = f"{ARTEFACTS} of {methods.names[code]}"
-            yield from _difference(word, artefacts, mine & (options.codes == kind), APART)
+            yield from _difference(word, artefacts, mine & (labels.codes == kind), APART)
     judges = rows.text("judge").renamed(judge_of)
     yield from _difference(
         "judge", judges, judges.codes >= 0, "'kvbench score RUN --all' rates all answers again with one judge."

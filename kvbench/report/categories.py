@@ -25,7 +25,7 @@ from kvbench.report.blocks import NAMED, Block, Column, Report, estimated, own, 
 from kvbench.report.cells import UNBOUNDED, cells_of, clusters_of, decode_bounded, estimate, evicts
 from kvbench.report.load import Group, Loaded
 from kvbench.report.rows import ranks
-from kvbench.report.tables import headline_of, shared_options
+from kvbench.report.tables import shared_options
 
 ACROSS = 4  # columns of scores that fit 80 characters
 LENGTH = re.compile(r"@(\d+)$")
@@ -141,8 +141,8 @@ def _cells(group: Group, shared: Mapping[str, Mapping[str, Any]]) -> Iterator[Ca
                     budget=budget,
                     marked=(method, named(budget)) in marked,
                     length=length_of(group.task),
-                    headline=headline_of(group.task),
-                    score=estimate(cell.scores(headline_of(group.task)), clusters),
+                    headline=group.scoring.headline,
+                    score=estimate(cell.scores(group.scoring.headline), clusters),
                 )
 
 

@@ -123,7 +123,7 @@ def cells_of(rows: Rows, shared: Mapping[str, Mapping[str, Any]]) -> Iterator[tu
     size = np.where(share == NO_BUDGET, np.nan_to_num(rows.number("budget"), nan=NO_BUDGET), NO_BUDGET)
     shares, share_at = np.unique(share, return_inverse=True)
     sizes, size_at = np.unique(size, return_inverse=True)
-    methods, labels = rows.text("method"), _labels(rows, shared)
+    methods, labels = rows.text("method"), labels_of(rows, shared)
     order = sorted(labels.names)
     for (s, n, _, place), part in rows.parts(
         share_at, size_at, ranks(methods.names)[methods.codes], ranks(labels.names)[labels.codes]
@@ -209,7 +209,7 @@ def clusters_of(rows: Rows) -> dict[str, str]:
     return {questions.names[q]: questions.names[q] if source < 0 else sources.names[source] for q, source in pairs}
 
 
-def _labels(rows: Rows, shared: Mapping[str, Mapping[str, Any]]) -> Text:
+def labels_of(rows: Rows, shared: Mapping[str, Mapping[str, Any]] | None = None) -> Text:
     """Return the `method_label` of each row. shared: see `cells_of`. An old row that lacks a new option gets the same
     label as a row with the option's default."""
     import numpy as np
@@ -218,7 +218,8 @@ def _labels(rows: Rows, shared: Mapping[str, Mapping[str, Any]]) -> Text:
     kinds, of = np.unique(methods.codes * len(options.names) + options.codes, return_inverse=True)
     named = [divmod(int(kind), len(options.names)) if kind >= 0 else (-1, 0) for kind in kinds]
     labels = [
-        method_label(name := methods.names[m], options.names[o], shared[name]) if m >= 0 else None for m, o in named
+        method_label(name := methods.names[m], options.names[o], (shared or {}).get(name)) if m >= 0 else None
+        for m, o in named
     ]
     return Text.of(labels, of)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,10 @@ from kvbench.errors import KVBenchError, UserError, bare, quote
 from kvbench.registry import did_you_mean
 from kvbench.report import agree
 from kvbench.report.agree import NOTED, SAME, Mixture
+from kvbench.report.cells import SCORES
 from kvbench.report.repeated import each_once
 from kvbench.report.rows import Rows
+from kvbench.report.scoring import Scoring
 from kvbench.store import list_runs, manifest, read_columns, read_run
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ class Group:
     task: str
     label: str
     rows: Rows
+    scoring: Scoring
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +155,11 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, skip: bool = Fa
     rows, repeated = each_once(Rows.of(tables), dict(named))
     rows = _filled(rows)
     apart = [] if {"interval", agree.ALL} & {*group_by} else agree.intervals_apart(rows)
-    groups, clashes = _grouped(rows, [*group_by, "interval"] if apart else group_by)
+    records = [manifest.read(path)["environment"] for run in runs if (path := Path(run["path"])).is_dir()]
+    groups, clashes = _grouped(rows, [*group_by, "interval"] if apart else group_by, records)
     if not groups:
         raise UserError("\n".join(clashes))
+    notices += _unknown(groups)
     return Loaded(groups, runs, unfinished, unread, notices, _mixed(groups), repeated, apart, clashes)
 
 
@@ -165,21 +170,41 @@ def _names(paths: Sequence[Path]) -> list[str]:
     return [folder.name if count[folder.name] == 1 else str(folder) for folder in folders]
 
 
-def _grouped(rows: Rows, group_by: Sequence[str]) -> tuple[list[Group], list[str]]:
-    """Return the comparable groups, and a line for each reason why tasks are left out. The line names the tasks."""
+def _grouped(
+    rows: Rows, group_by: Sequence[str], records: Sequence[Mapping[str, Any]]
+) -> tuple[list[Group], list[str]]:
+    """Return the comparable groups, and a line for each reason why tasks are left out. The line names the tasks.
+    records: the environments of the runs."""
     groups: list[Group] = []
     causes: dict[str, list[str]] = {}
     tasks = rows.text("task")
     for code in tasks.present():
         task, part = tasks.names[code], rows.where(tasks.codes == code) if len(tasks.present()) > 1 else rows
+        scoring = Scoring.of(task, records)
         for label, group in agree.split_all(part) if agree.ALL in group_by else agree.split(part, group_by):
             try:
                 agree.check(group)
             except UserError as clash:
                 causes.setdefault(str(clash), []).append(task)
             else:
-                groups.append(Group(task, label, group))
+                groups.append(Group(task, label, group, scoring))
     return groups, [f"no table of {', '.join(dict.fromkeys(left))}: {cause}" for cause, left in causes.items()]
+
+
+def _unknown(groups: Sequence[Group]) -> list[str]:
+    """Return a list with one line that names the tasks of which the main score is unknown although their rows have
+    several score columns; an empty list if there are none."""
+    unknown = [
+        group.task
+        for group in groups
+        if not group.scoring.known and any(len(group.rows.values(column)) for column in SCORES if column != "score")
+    ]
+    if not unknown:
+        return []
+    return [
+        f"not installed here: {', '.join(dict.fromkeys(unknown))}. The runs do not state which score is the main one; "
+        "tables take the column 'score'."
+    ]
 
 
 def _read(path: Path, name: str, unfinished: dict[str, str], notices: list[str]) -> pa.Table:

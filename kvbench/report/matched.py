@@ -33,7 +33,7 @@ from kvbench.report.cells import (
     present,
 )
 from kvbench.report.load import Group, Loaded
-from kvbench.report.tables import headline_of, shared_options
+from kvbench.report.tables import shared_options
 
 RANDOM = "random"  # the method that scores entries at random
 OPTION = "protection"
@@ -74,6 +74,7 @@ class MatchedTable:
     task: str
     interval: int | None
     protection: str
+    models: list[str]
     lines: list[Matched]
 
 
@@ -119,7 +120,7 @@ def matched_tables(loaded: Loaded) -> list[MatchedTable]:
 
 
 def _of_group(group: Group, shared: Mapping[str, Mapping[str, Any]]) -> list[MatchedTable]:
-    rows, headline = group.rows, headline_of(group.task)
+    rows, headline = group.rows, group.scoring.headline
     scores = _Scores(clusters_of(rows))
     for _, budget, part in cells_of(rows, shared):
         method, options = part.values("method")[0], part.values("options")[0]
@@ -137,6 +138,7 @@ def _of_group(group: Group, shared: Mapping[str, Mapping[str, Any]]) -> list[Mat
             task=group.task,
             interval=intervals[0][1] if intervals else None,
             protection=protection,
+            models=rows.values("model"),
             lines=_lines(scores, protection),
         )
         for protection in dict.fromkeys(protection for _, _, protection in scores.cells)

@@ -10,8 +10,9 @@ from typing import ClassVar
 from kvbench.report.blocks import NAMED, Block, Column, Report, chosen, compared, estimated, verdict
 from kvbench.report.cells import UNBOUNDED, at_budget, idle_note
 from kvbench.report.load import Loaded
-from kvbench.report.matched import MatchedTable, matched_tables
+from kvbench.report.matched import Matched, MatchedTable, matched_tables
 from kvbench.report.plots.bars import bars
+from kvbench.report.plots.captions import counted, listed
 from kvbench.report.plots.figure import Figure, Point
 from kvbench.report.stats import Paired
 
@@ -77,10 +78,10 @@ class MatchedReport(Report):
         """Return one figure for each table that has differences: what scoring adds and what the protection adds, as
         bars."""
         return [
-            Figure(f"matched-{number}", title, CAPTION, bars(title, points, x="difference of the score"))
+            Figure(f"matched-{number}", title, _caption(table), bars(title, points, x="difference of the score"))
             for number, table in enumerate(self.tables, 1)
             if (points := list(_points(table)))
-            for title in [f"{TITLE}: {table.task}, {table.protection}"]
+            for title in [f"{TITLE}: {', '.join(filter(None, (table.task, table.group, table.protection)))}"]
         ]
 
 
@@ -95,18 +96,34 @@ def _block(table: MatchedTable) -> Block:
         title=", ".join(filter(None, (table.task, table.group, where, f"protection {table.protection}"))),
         lines=table.lines,
         grids=[chosen(COLUMNS, SHOWN)],
-        columns=[Column("task", lambda _: table.task), Column("protection", lambda _: table.protection), *COLUMNS],
+        columns=[
+            Column("group", lambda _: table.group),
+            Column("task", lambda _: table.task),
+            Column("protection", lambda _: table.protection),
+            Column("interval", lambda _: table.interval),
+            *COLUMNS,
+        ],
         notes=notes,
         facts={"group": table.group, "task": table.task, "protection": table.protection},
     )
 
 
-def _points(table: MatchedTable) -> Iterator[Point]:
+def _drawn(table: MatchedTable) -> Iterator[tuple[str, Matched, Paired]]:
+    """Yield (effect, line, difference) for each difference that the table's figure shows."""
     for effect in ("scoring_adds", "protection_adds"):
         for line in table.lines:
             paired: Paired | None = getattr(line, effect)
-            if paired is None:
-                continue
-            panel = f"{effect.partition('_')[0]}, budget {line.budget}"
-            ends = {} if paired.low != paired.low else {"low": paired.low, "high": paired.high}
-            yield {"panel": panel, "bar": line.method, "part": effect.partition("_")[0], "length": paired.diff, **ends}
+            if paired is not None:
+                yield effect.partition("_")[0], line, paired
+
+
+def _points(table: MatchedTable) -> Iterator[Point]:
+    for effect, line, paired in _drawn(table):
+        ends = {} if paired.low != paired.low else {"low": paired.low, "high": paired.high}
+        panel = f"{effect}, budget {line.budget}"
+        yield {"panel": panel, "bar": line.method, "part": effect, "length": paired.diff, **ends}
+
+
+def _caption(table: MatchedTable) -> str:
+    questions = counted([paired.questions for _, _, paired in _drawn(table)])
+    return f"{CAPTION} A difference is over {questions}; model {listed(table.models)}."

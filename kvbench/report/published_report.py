@@ -92,7 +92,7 @@ class PublishedTable:
             title=", ".join(filter(None, (self.table.task, self.table.group, where))),
             lines=self.lines,
             grids=[chosen(COLUMNS, SHOWN)],
-            columns=[Column("task", lambda _: self.table.task), *COLUMNS],
+            columns=[Column("group", lambda _: self.table.group), Column("task", lambda _: self.table.task), *COLUMNS],
             notes=notes,
             facts={"group": self.table.group, "task": self.table.task},
         )

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from kvbench.errors import UserError, quote
+from kvbench.report.cells import labels_of
 from kvbench.report.rows import RUN, Rows
 
 ALL = "all"  # value of --group-by that splits rows by everything that differs
 APART = f"--group-by {ALL} makes separate tables."
 EDITED = "The run's table was joined or edited. Report on the runs that its rows came from."
-# Columns of text and of numbers whose values name a sample of a cell, together with its question.
-NAMED_BY = ("method", "options"), ("budget", "budget_share", "interval", "sample")
+# Columns of numbers that name a sample of a cell, together with its question and its method with options.
+NAMED_BY = ("budget", "budget_share", "interval", "sample")
 
 
 def conflict(rows: Rows) -> UserError | None:
@@ -29,11 +30,15 @@ def conflict(rows: Rows) -> UserError | None:
     if (twice := _one_sample_twice(rows)) is not None:
         first, other = (run_at(rows, place) for place in twice)
         question, method = (rows.text(name).list()[twice[0]] for name in ("doc_id", "method"))
+        one, two = (rows.text("options").codes[place] for place in twice)
+        why = "their data differ, for example in the reference answer"
+        if one != two:
+            why = "one lacks an option that the other has at its default"
         where = f"run {first} has two rows of {method} for one sample"
         if first != other:
             where = f"runs {first} and {other} each have a row of {method} for the same sample"
         return UserError(
-            f"{where} of question {quote(str(question))} (their data differ, for example in the reference answer); "
+            f"{where} of question {quote(str(question))} ({why}); "
             f"scores are not comparable. {APART if first != other else EDITED}"
         )
     return None
@@ -60,12 +65,12 @@ def run_at(rows: Rows, place: int) -> str:
 
 
 def _one_sample_twice(rows: Rows) -> tuple[int, int] | None:
-    """Return the places of the first two rows that belong to one sample of one cell; None if there are none."""
+    """Return the places of the first two rows that belong to one sample of one cell; None if there are none. A row from
+    before its method had an option belongs to the cell of the option's default (`labels_of`)."""
     import numpy as np
 
-    texts, numbers = NAMED_BY
-    known = [rows.text(name).codes for name in ("doc_id", *texts)]
-    known += [np.nan_to_num(rows.number(name), nan=-1.0) for name in numbers]
+    known = [rows.text("doc_id").codes, rows.text("method").codes, labels_of(rows).codes]
+    known += [np.nan_to_num(rows.number(name), nan=-1.0) for name in NAMED_BY]
     sample = np.zeros(len(rows), dtype=np.int64)
     for values in known:
         _, codes = np.unique(values, return_inverse=True)

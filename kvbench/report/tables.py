@@ -9,13 +9,14 @@ comparison, `against` is None.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kvbench.errors import KVBenchError, UserError, counted, quote
+from kvbench.errors import UserError, counted, quote
 from kvbench.eviction import choose
 from kvbench.eviction.budget import label as label_of
 from kvbench.registry import did_you_mean
@@ -43,8 +44,7 @@ from kvbench.report.cells import (
 from kvbench.report.layers import Layer, evictable_note, evictable_share, later_tokens, layers_of
 from kvbench.report.load import Group, Loaded
 from kvbench.report.rows import Rows
-from kvbench.task import Task
-from kvbench.taskkit.names import get_task
+from kvbench.store.identity import canonical_json
 
 UNEVEN = 0.25  # cells whose loads per core differ by more get a warning about their speeds
 
@@ -73,13 +73,31 @@ def make_tables(loaded: Loaded, baseline: str | None = None) -> list[TaskTable]:
     shared = shared_options(loaded)
     there = sorted(shared)
     labels = {method_label(method, options, shared[method]) for method, options in pairs}
-    name = FULL if not baseline else baseline if baseline in (*labels, *there) else choose.canonical(baseline)
-    if baseline and name not in there and name not in labels:
+    name = _baseline(baseline, labels, there) if baseline else FULL
+    layers = functools.cache(functools.partial(layers_of, loaded))
+    return [_table(group, name, loaded.unfinished, shared, layers) for group in loaded.groups]
+
+
+def _baseline(given: str, labels: Collection[str], there: Sequence[str]) -> str:
+    """Return the label or the name of the method that the user gave as --baseline. labels: the labels of all methods in
+    the rows. there: their names. A method in the rows need not be installed here. Raises UserError for a method that
+    was not run, or not with these options."""
+    if given in labels or given in there:
+        return given
+    name, bracket, options = given.partition("(")
+    name = name.strip() if name.strip() in there else choose.canonical(name)
+    if name not in there:
         raise UserError(
             f"--baseline {quote(name)} was not run.{did_you_mean(name, there)} Methods: {', '.join(there)}."
         )
-    layers = functools.cache(functools.partial(layers_of, loaded))
-    return [_table(group, name, loaded.unfinished, shared, layers) for group in loaded.groups]
+    if not bracket:
+        return name
+    with contextlib.suppress(UserError):  # an option that the method lacks, or a method that is not installed here
+        method = choose.from_label(f"{name}({options}")
+        if (label := method_label(name, canonical_json(method.options()))) in labels:
+            return label
+    variants = sorted(label for label in labels if label.partition("(")[0] == name)
+    raise UserError(f"--baseline {quote(given)} was not run with these options. In the rows: {', '.join(variants)}.")
 
 
 def _variants(loaded: Loaded) -> list[tuple[str, str]]:
@@ -113,13 +131,12 @@ def _table(
     shared: Mapping[str, Mapping[str, Any]],
     layers: Callable[[], Mapping[str, Sequence[Layer] | None]],
 ) -> TaskTable:
-    rows, headline, clusters = group.rows, headline_of(group.task), clusters_of(group.rows)
-    votes = _votes(group.task)
+    rows, headline, clusters = group.rows, group.scoring.headline, clusters_of(group.rows)
     found = list(cells_of(rows, shared))
     parts = [part for _, _, part in found]
     scores = [part.scores(headline) for part in parts]
     made = [
-        make_cell(method, budget, part, by_question, clusters, unfinished, votes=votes)
+        make_cell(method, budget, part, by_question, clusters, unfinished, votes=group.scoring.votes)
         for (method, budget, part), by_question in zip(found, scores)
     ]
     cells = _ratios(_compare(made, scores, clusters, baseline), scores, parts)
@@ -132,25 +149,6 @@ def _table(
         notes=[*_notes(cells, scores), *_states(rows, layers)],
         best=best_per_budget(cells, scores, clusters),
     )
-
-
-def headline_of(task: str) -> str:
-    """Return the column of a task's main score; "score" for a task that is not installed."""
-    known = _installed(task)
-    return known.headline if known else "score"
-
-
-def _votes(task: str) -> bool:
-    """Return whether samples can vote for an answer (`make_cell`); True for a task that is not installed."""
-    known = _installed(task)
-    return not known or not known.needs & {"code", "judge"}
-
-
-def _installed(task: str) -> Task | None:
-    try:
-        return get_task(task)
-    except KVBenchError:
-        return None
 
 
 def _compare(

@@ -9,7 +9,7 @@ from kvbench.store.folder import RunFolder, check_out, check_same, check_writabl
 from kvbench.store.identity import row_key
 from kvbench.store.journal import Journal
 from kvbench.store.names import check_run_name
-from kvbench.store.reading import Snapshot, read_columns, read_rows, read_run, read_texts, table_hash
+from kvbench.store.reading import Snapshot, parse_turns, read_columns, read_rows, read_run, read_texts, table_hash
 from kvbench.store.schema import FINAL
 from kvbench.store.tables import repair
 
@@ -25,6 +25,7 @@ __all__ = [
     "existing",
     "has_rows",
     "list_runs",
+    "parse_turns",
     "read_columns",
     "read_rows",
     "read_run",

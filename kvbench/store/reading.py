@@ -25,6 +25,7 @@ from kvbench.store.files import cure, open_plain, reason
 from kvbench.store.frames import TEXT_NAMES, columns_as_lists, rows_schema, texts_schema, to_frame, to_table
 from kvbench.store.recovery import JournalContent, TextReader, read_journal
 from kvbench.store.schema import DETERMINISTIC, FINAL, NAMES, OK, REQUIRED, sort_key
+from kvbench.store.strict_json import parse
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -158,6 +159,16 @@ def read_texts(run_dir: str | Path, keys: Collection[str] | None = None) -> pd.D
             records = [dict(zip(TEXT_NAMES, (e.row["row_key"], *reader.read(e)), strict=True)) for e in entries]
         table = pa.Table.from_pylist(records, schema=texts_schema())
     return to_frame(table)
+
+
+def parse_turns(text: Any) -> list[str] | None:
+    """Return the answers of all turns from a value of the column `turns` of `read_texts`; None unless the value is a
+    JSON list of one or more texts."""
+    try:
+        turns = parse(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+    return turns if turns and isinstance(turns, list) and all(isinstance(turn, str) for turn in turns) else None
 
 
 def read_columns(path: str | Path, columns: Collection[str] = NAMES) -> pa.Table:

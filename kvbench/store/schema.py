@@ -99,7 +99,7 @@ COLUMNS: tuple[Column, ...] = (
         "ok, nan_logits, oom, prompt_too_long, prompt_empty; unscored, grader_, judge_ or sandbox_error",
     ),
     Column("note", "text", "", "why a row failed or has no score", "host"),
-    Column("stop_reason", "name", "", "stop, stop_string, or length (truncated)"),
+    Column("stop_reason", "name", "", "stop, stop_string, or length (truncated, in any turn)"),
     Column("prompt_sha256", "text", "", "hash of the rendered prompt"),
     Column("prompt_tokens", "int32", "tokens", "length of the prompt"),
     Column("prompt_tokens_cut", "int32", "tokens", "tokens cut from the middle of a text that was too long"),

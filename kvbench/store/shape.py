@@ -62,7 +62,13 @@ _GRID = {
     "limit?": _or_null(_count),
 }
 _LAYER = {"kv_heads": _size, "head_dim": _size, "value_dim": _count, "window": _or_null(_size)}
-_TASK = {"version": _text, "data": {"sha256?": _perhaps, "revision?": _perhaps}, "prompts?": _text}
+_TASK = {
+    "version": _text,
+    "data": {"sha256?": _perhaps, "revision?": _perhaps},
+    "prompts?": _text,
+    "headline?": _text,
+    "needs?": [_text],
+}
 _ENVIRONMENT = {
     "kvbench_version?": _perhaps,
     "torch_version?": _perhaps,

@@ -88,6 +88,7 @@ def test_a_terminal_gets_a_block_that_goes_away(clock: Clock, monkeypatch: pytes
 
 def test_sizes() -> None:
     assert [size(n) for n in (0, 512, 1536, 3 * 2**30, 2**41)] == ["0 B", "512 B", "1.5 KiB", "3 GiB", "2 TiB"]
+    assert [size(n * 2**20) for n in (1.5, 999.4, 999.5, 1023)] == ["1.5 MiB", "999 MiB", "1000 MiB", "1023 MiB"]
 
 
 def test_a_step_is_one_line_unless_silenced(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

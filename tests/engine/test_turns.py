@@ -157,6 +157,16 @@ def test_a_turn_without_room_is_a_failed_row(loaded):
     assert (one.status, one.stop_reason, len(one.token_ids)) == ("ok", "length", 5)
 
 
+def test_an_answer_of_which_an_earlier_turn_was_cut_is_truncated(loaded):
+    talk = dataclasses.replace(prompt(loaded), conversation=Talk(), max_tokens=300)
+    (first,), (free,) = run(loaded, [prompt(loaded)]), run(loaded, [talk])
+    end = next(token for token in free.token_ids if token not in first.token_ids)
+    (one,) = run(loaded, [dataclasses.replace(talk, stop_ids=(end,))])
+    assert (one.stop_reason, one.token_ids[-1], len(one.turns)) == ("length", end, 2)
+    (both,) = run(loaded, [dataclasses.replace(talk, stop_ids=(end, first.token_ids[0]))])
+    assert (both.stop_reason, both.token_ids[-1] in (end, first.token_ids[0])) == ("stop", True)
+
+
 BEYOND = (5, VOCABULARY, 6)  # the second token has no embedding
 
 

@@ -54,7 +54,8 @@ def make_run(tmp_path: Path) -> Make:
         with RunFolder.open(tmp_path / "results", name, {"name": name}, environment=versions, planned=count) as run:
             with run.journal() as journal:
                 for row in together:
-                    journal.append(row, prompt="a prompt", output=row.pop("output", "an output"))
+                    prompt, turns = row.pop("prompt", "a prompt"), row.pop("turns", ())
+                    journal.append(row, prompt=prompt, output=row.pop("output", "an output"), turns=turns)
             if seal:
                 run.seal()
             return run.path

@@ -13,6 +13,7 @@ import pytest
 
 from kvbench.cli.app import main
 from kvbench.errors import UserError
+from kvbench.eviction import choose
 from kvbench.report.categories import CategoryReport
 from kvbench.report.load import load
 from kvbench.report.memory import MemoryReport
@@ -265,6 +266,19 @@ def test_one_sample_of_two_answer_keys_counts_once(make_run: Callable, rows: Cal
     assert [group.label for group in groups] == ["run r1", "run r2"]
     more = [row | {"row_key": f"c{i}", "sample": 1} for i, row in enumerate(rows("gkv", 48, [0.0] * 4))]
     assert make_tables(load([runs[0], make_run("r3", more)]))[0].cells[0].samples == 8
+
+
+def test_one_sample_from_before_and_after_an_option_counts_once(make_run: Callable, rows: Callable) -> None:
+    options = choose.make("rkv", {}).options()
+    old = {name: value for name, value in options.items() if name != "alpha"}
+    runs = [make_run(name, rows("rkv", 48, SCORES, options=of)) for name, of in (("r1", old), ("r2", options))]
+    with pytest.raises(
+        UserError, match=r"runs r1 and r2 each have a row of rkv .* \(one lacks an option that the other"
+    ):
+        load(runs)
+    assert [table.cells[0].samples for table in make_tables(load(runs, ["all"]))] == [4, 4]
+    other = rows("rkv", 48, SCORES, options=options | {"alpha": 0.5})
+    assert len(make_tables(load([runs[0], make_run("r3", other)]))[0].cells) == 2
 
 
 def test_a_row_of_a_sample_that_a_table_has_twice(make_run: Callable, rows: Callable) -> None:

@@ -52,6 +52,22 @@ def test_every_format_and_the_figure(shown: MatchedReport) -> None:
     }  # fmt: skip
 
 
+def test_groups_are_told_apart(make_run: Callable, rows: Callable) -> None:
+    cells = [
+        rows(method, 48, scores, interval=interval, options=P)
+        for interval in (32, 64)
+        for method, scores in MATCHED.items()
+    ]
+    shown = MatchedReport.make(load([make_run("r", *cells)]))
+    assert [(line["group"], line["interval"]) for line in shown.lines()[::2]] == [
+        ("interval 32", 32),
+        ("interval 64", 64),
+    ]
+    titles = [figure.title.rpartition(": ")[2] for figure in shown.figures()]
+    assert titles == [f"walk, interval {interval}, prompt+recent=16" for interval in (32, 64)]
+    assert all(figure.caption.endswith("over n = 16 questions; model tiny.") for figure in shown.figures())
+
+
 def test_runs_without_such_rows_get_the_command(make_run: Callable, rows: Callable) -> None:
     shown = MatchedReport.make(load([make_run("r", rows("gkv", 48, [1.0, 0.0]))]))
     assert "kvbench run --protect own --protect prompt+recent=64" in " ".join(FORMATS["text"](shown).split())

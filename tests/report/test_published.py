@@ -106,6 +106,12 @@ def test_answers_of_another_length_are_no_match(make_run: Callable, rows: Callab
     assert not lines(report(make_run("b", longer)))
 
 
+def test_lines_name_their_group(make_run: Callable, rows: Callable) -> None:
+    runs = [make_run(f"r{seed}", aime(rows, "rkv", 2048, [2] * 30, seed=seed)) for seed in (0, 1)]
+    shown = PublishedReport.make(load(runs, ["seed"]))
+    assert [line["group"] for line in shown.lines()] == ["seed 0", "seed 1"]
+
+
 def test_what_was_published_but_not_run_is_named(make_run: Callable, rows: Callable) -> None:
     text = FORMATS["text"](report(make_run("r", aime(rows, "foresightkv", 2048, [2] * 30)))).replace("\n", " ")
     assert "Published, but with no cell here: ForesightKV, RL reward none (supervised only) at 1024" in text

@@ -144,6 +144,38 @@ def test_a_baseline_with_variants(make_run: Callable, rows: Callable) -> None:
     assert alone.baseline == "gkv(window=4)"
 
 
+def test_a_baseline_s_options_may_come_in_any_order(make_run: Callable, rows: Callable) -> None:
+    options = choose.make("snapkv-decode", {"window": 8, "variant": "gkv"}).options()
+    run = make_run("r", rows("snapkv-decode", 48, GOOD, options=options), rows("gkv", 48, BAD))
+    against = cell(one(run, "SnapKV-decode( window=8,variant=gkv)"), "gkv", 48).against
+    assert against is not None
+    assert against.baseline == "snapkv-decode(variant=gkv, window=8)"
+    for given in ("snapkv-decode(window=4)", "snapkv-decode(no=4)", "gkv(window=8"):
+        with pytest.raises(
+            UserError, match=r"was not run with these options. In the rows: (snapkv-decode\(v.*8\)|gkv)\."
+        ):
+            one(run, given)
+
+
+def test_the_record_states_the_main_score_of_a_task_that_is_not_installed(make_run: Callable, rows: Callable) -> None:
+    """Samples vote for an answer unless the record says that a judge rates them."""
+    cells = [r | {"row_key": f"{n}{i}", "sample": n} for n in (0, 1) for i, r in enumerate(rows("gkv", 48, BAD))]
+    cells = [row | {"task": "own", "extracted": "7"} for row in cells]
+    stated = {"version": "1", "data": {}, "headline": "score_partial", "needs": ["judge"]}
+    loaded = load([make_run("new", cells, tasks={"own": stated})])
+    [table] = make_tables(loaded)
+    assert (table.headline, loaded.notices) == ("score_partial", [])
+    assert math.isnan(table.cells[0].maj)
+    for name, record in (("old", {"version": "1", "data": {}}), ("odd", stated | {"headline": "row_key"})):
+        loaded = load([make_run(name, cells, tasks={"own": record})])
+        [table] = make_tables(loaded)
+        assert table.headline == "score"
+        assert table.cells[0].maj < 1
+        assert loaded.notices[0].startswith(
+            "not installed here: own. The runs do not state which score is the main one"
+        )
+
+
 def test_only_shared_questions_are_compared(make_run: Callable, rows: Callable) -> None:
     table = one(make_run("r1", rows("full", None, GOOD), rows("gkv", 48, BAD[:20])))
     against = cell(table, "gkv", 48).against

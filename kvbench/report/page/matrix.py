@@ -5,20 +5,20 @@
 
 Every pair of the first `MOST_METHODS` methods is compared on the questions that both have, with the test of the
 report's tables (`kvbench.report.stats.paired`). The family for Holm's correction is every compared pair of the task, at
-all budgets.
+all budgets. A pair of methods without a budget is shown at every budget, but is compared and counted once.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from kvbench.eviction.budget import named
 from kvbench.report import stats
 from kvbench.report.page.scored import Cell, Scored
 
-Pair = tuple[str, Cell, Cell]
+Pair = tuple[Cell, Cell]
 PERMUTATIONS = 10_000  # largest number of sign patterns, for pairs whose p comes from the test by sign flips
 MOST_METHODS = 16  # methods in one matrix; a wider matrix cannot be read
 SIGNS = {"better": "▲", "worse": "▼", "tied": "=", "unclear": "?", "cannot tell": "≈", "unknown": "·"}
@@ -77,12 +77,13 @@ def matrices(scored: Scored) -> list[Matrix]:
     methods is left out. scored: the scores of the task."""
     budgets = scored.budgets or [named(None)]
     chosen = {budget: _methods(scored, budget) for budget in budgets}
-    found = _differences(scored, [pair for budget in budgets for pair in _pairs(scored, budget, chosen[budget][0])])
+    pairs = {budget: list(_pairs(scored, cells)) for budget, (cells, _) in chosen.items()}
+    found = _differences(scored, dict.fromkeys(pair for of in pairs.values() for pair in of))
     return [
         Matrix(
             budget,
             [method for method, _ in cells],
-            {(a[0], b[0]): difference for (at, a, b), difference in found.items() if at == budget},
+            {(a[0], b[0]): found[a, b] for a, b in pairs[budget] if (a, b) in found},
             len(found),
             left_out,
         )
@@ -91,19 +92,19 @@ def matrices(scored: Scored) -> list[Matrix]:
     ]
 
 
-def _pairs(scored: Scored, budget: str, cells: list[Cell]) -> Iterator[Pair]:
+def _pairs(scored: Scored, cells: list[Cell]) -> Iterator[Pair]:
     """Yield all pairs of cells. The second cell of a pair has the higher or an equal mean, because `stats.judge` counts
     drops from the second cell's score."""
     means = {(cell.method, named(cell.budget)): cell.score.mean for cell in scored.table.cells}
     for a, b in itertools.combinations(cells, 2):
-        yield (budget, a, b) if means[a] <= means[b] else (budget, b, a)
+        yield (a, b) if means[a] <= means[b] else (b, a)
 
 
-def _differences(scored: Scored, pairs: list[Pair]) -> dict[Pair, Difference]:
+def _differences(scored: Scored, pairs: Iterable[Pair]) -> dict[Pair, Difference]:
     """Return the differences of the pairs that share a question. All pairs are one family for Holm's correction."""
     floors = {(cell.method, named(cell.budget)): cell.floor for cell in scored.table.cells}
-    tested = {(at, a, b): found for at, a, b in pairs if (found := _paired(scored, a, b)) is not None}
-    judged = stats.judge(list(tested.values()), floors=[floors[a] for _, a, _ in tested])
+    tested = {(a, b): found for a, b in pairs if (found := _paired(scored, a, b)) is not None}
+    judged = stats.judge(list(tested.values()), floors=[floors[a] for a, _ in tested])
     return {
         pair: Difference(one.diff, max(one.low, -1.0), min(one.high, 1.0), result.p, result.verdict, one.questions)
         for (pair, one), result in zip(tested.items(), judged, strict=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +46,16 @@ def test_a_pair_read_backwards_has_the_other_sign(walk: scored.Scored) -> None:
 )
 def test_a_small_difference_is_not_shown_as_0(diff: float, text: str) -> None:
     assert matrix.Difference(diff, diff, diff, 0.01, "worse", 10).brief == text
+
+
+def test_a_pair_without_budgets_counts_once(make_run: Callable[..., Path], rows: Callable[..., Any]) -> None:
+    full = [1.0] * 20
+    cells = [rows("full", None, full), rows("duo", None, [0.0] * 5 + full[5:], decode_bounded=False)]
+    cells += [rows("gkv", budget, [0.0] * 7 + full[7:]) for budget in (48, 64, 96)]
+    [one] = scored.read(ScoreReport.make(load([make_run("r", *cells)])))
+    found = matrix.matrices(one)
+    assert [at.family for at in found] == [1 + 3 * 2] * 3
+    assert len({at.between("duo", "full") for at in found}) == 1
 
 
 def test_holm_is_over_all_pairs_of_the_task(walk: scored.Scored) -> None:
