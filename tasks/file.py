@@ -1,9 +1,13 @@
 """`file`: your own questions from a JSON-lines file, `kvbench run --task-file questions.jsonl`.
 
 One object per line; docs/tasks.md lists the fields. If the reference answer is a number or LaTeX (`is_mathematics`),
-math-verify compares it with the model's answer. Any other reference is compared as text (`fold`) with the content of
-the model's box. Without a box, it is compared with the whole text after the thinking block. If the texts differ,
-math-verify compares a reference that may be algebra (`same_algebra`).
+math-verify compares it with the model's answer; an answer that is the same text (`unwrapped`), such as the code "H2O",
+is right too. Any other reference is compared as text (`fold`) with the content of the model's box. Without a box, it is
+compared with the whole text after the thinking block. If the texts differ, math-verify compares a reference that may be
+algebra (`same_algebra`).
+
+By default, a question with an `answer_prefix` is asked without thinking, because the prefix follows the place of a
+thinking block. The prefix counts as part of the answer: it may open the box.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ _TEXTS = tuple((field, False, False) for field in ("context", "system", "answer_
 
 @tasks.register("file")
 class FileTask(Task):
-    version = "2"  # algebra with words such as "xy"
+    version = "3"  # answers of the same text as a reference with a digit; the answer prefix is part of the answer
     suite = "own"
     summary = "your own questions from a JSON-lines file (--task-file)"
     prompt_styles = ("default", "plain")
@@ -59,16 +63,21 @@ class FileTask(Task):
         return reasoning(model_type, max_new_tokens=8192)
 
     def score(self, doc: Doc, output: Output) -> Score:
+        whole, reference = doc.turns[0].answer_prefix + output.text, str(doc.reference)
+        answer, shown = (after_thinking(text, output.thinking) for text in (output.text, whole))
+        box = last_box(shown)
+        texts = {answer, shown} if box is None else {box}
         if is_mathematics(doc.reference):
-            return score_math(output.text, str(doc.reference), thinking=output.thinking)
-        answer = after_thinking(output.text, output.thinking)
-        box = last_box(answer)
-        right = [
-            float(text is not None and (fold(text) == fold(doc.reference) or same_algebra(text, doc.reference)))
-            for text in (answer if box is None else box, box)
-        ]
+            score = score_math(whole, reference, thinking=output.thinking)
+            if unwrapped(reference).rstrip(".") in {unwrapped(text).rstrip(".") for text in texts}:
+                score = replace(score, value=1.0, strict=float(box is not None))
+            return score
+        right = any(fold(text) == fold(reference) or same_algebra(text, reference) for text in texts)
         return Score(
-            value=right[0], strict=right[1], extracted=box, aux={"no_answer": float(not (box or answer.strip()))}
+            value=float(right),
+            strict=float(right and box is not None),
+            extracted=box,
+            aux={"no_answer": float(not (box or answer.strip()))},
         )
 
     def notes(self) -> list[str]:
@@ -97,14 +106,16 @@ def is_mathematics(answer: Any) -> bool:
 
 
 def fold(text: str) -> str:
-    """Return a text for comparison: in lower case, with single blanks, without quotes and points at its ends.
+    """Return a text for comparison: `unwrapped`, in lower case, without quotes and points at its ends."""
+    return unwrapped(text).casefold().strip("\"'` .")
 
-    ``$``, ``\\text{}``, ``\\mathrm{}``, ``\\textbf{}`` and ``\\mathbf{}`` around the whole text are removed too, and
-    parentheses around a single letter.
-    """
+
+def unwrapped(text: str) -> str:
+    """Return a text with single blanks, without ``$``, ``\\text{}``, ``\\mathrm{}``, ``\\textbf{}`` and ``\\mathbf{}``
+    around the whole text, and without parentheses around a single letter."""
     text = re.sub(r"^\\(?:text|mathrm|textbf|mathbf)\{(.*)\}$", r"\1", text.strip().strip("$"))
     text = re.sub(r"^\((\w)\)$", r"\1", text)
-    return " ".join(text.casefold().split()).strip("\"'` .")
+    return " ".join(text.split())
 
 
 def same_algebra(text: str, reference: str) -> bool:
@@ -199,7 +210,11 @@ def _doc(identity: str, item: Mapping[str, Any], style: str, folder: Path) -> Do
         answer_prefix=item.get("answer_prefix") or "",
         images=images,
     )
-    meta = {"category": item["category"]} if item.get("category") else {}
     return Doc(
-        doc_id=identity, turns=(turn,), reference=item["answer"], meta=meta, cluster_id=item.get("cluster_id") or ""
+        doc_id=identity,
+        turns=(turn,),
+        reference=item["answer"],
+        meta={"category": item["category"]} if item.get("category") else {},
+        cluster_id=item.get("cluster_id") or "",
+        gen={"thinking": False} if turn.answer_prefix else {},
     )

@@ -2,7 +2,8 @@
 
 The file runs once, as a module does when it is imported. It registers its methods, tasks and recipes with
 ``@methods.register``, ``@tasks.register`` and ``@recipes.register``. It runs with all rights of the user, who must
-trust the file. Python runs exactly the bytes that were hashed: a compiled copy beside the file is not read.
+trust the file. Python runs exactly the bytes that were hashed, also in scoring processes: neither a compiled copy
+beside the file nor a later version of the file is read.
 """
 
 from __future__ import annotations
@@ -10,9 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import sys
 import traceback
-import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from kvbench.console.faults import words
 from kvbench.console.signals import Signalled
 from kvbench.errors import NEW_RUN, KVBenchError, UserError, bare, quote
 from kvbench.registry import NameTaken
+from kvbench.scoring.worker import run_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,14 +138,11 @@ def hash_of(name: str, *kinds: str) -> str | None:
 
 
 def _run(file: Path, source: bytes, name: str, label: str) -> None:
-    module = sys.modules[name] = types.ModuleType(name)  # dataclasses look their module up by name
-    module.__file__ = str(file)
     try:
-        exec(compile(source, str(file), "exec", dont_inherit=True), module.__dict__)
+        run_source(name, str(file), source)
+    except (KeyboardInterrupt, Signalled):
+        raise
     except BaseException as error:
-        sys.modules.pop(name, None)
-        if isinstance(error, (KeyboardInterrupt, Signalled)):
-            raise
         raise UserError(f"{label}{_cause(error, file)}") from error
 
 

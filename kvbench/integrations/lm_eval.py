@@ -28,17 +28,16 @@ from lm_eval.models.utils import has_bos_prefix, postprocess_generated_text
 from tqdm import tqdm
 
 from kvbench.console import terminal
-from kvbench.console.faults import words
 from kvbench.engine.cache.layout import check_prefill
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.division import mover
 from kvbench.engine.model.load import load
 from kvbench.engine.model.shape import shape_of_model, use_threads
 from kvbench.engine.plan import measure, plan_cell
-from kvbench.errors import SetupError, UserError, quote
+from kvbench.errors import SetupError, UserError
 from kvbench.integrations.model_args import ModelArgs, in_its_words, read
 from kvbench.integrations.stored_answers import check_stored_answers, identity_of
-from kvbench.integrations.yaml_tasks import DOC, TASK
+from kvbench.integrations.yaml_tasks import DOC, TASK, use_settings
 from kvbench.records import Generation, Request, Sampling, Usage
 from kvbench.runner.cell import MethodState
 from kvbench.runner.spool import Spool
@@ -90,6 +89,7 @@ class KVBenchLM(TemplateLM):
         self._device = self.loaded.device
         self._templated, self._used = False, list[Usage]()
         self._headers = dict[bool, tuple[int, ...]]()  # by whether a template counts
+        use_settings(run)
 
     # --- text and tokens ----------------------------------------------------------------------------------------------
 
@@ -134,20 +134,10 @@ class KVBenchLM(TemplateLM):
         """Render a conversation. Raises UserError if the template fails; lm-eval's own model `hf` would then try again
         without the system message."""
         self._templated = True
-        try:
-            text = self.tokenizer.apply_chat_template(
-                chat_history,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=not add_generation_prompt,
-                **prompts.with_thinking(self._variables, self.args.run.thinking),
-            )
-        except Exception as error:  # a template is a program and may raise any exception
-            raise UserError(
-                f"the chat template fails: {quote(words(error) or type(error).__name__)}. Give another one with "
-                "chat_template=FILE in model_args."
-            ) from None
-        return str(text)
+        run, template = self.args.run, prompts.template_text(self.tokenizer)
+        how = (run.thinking, template, self._variables, run.chat_template or "of the tokenizer")
+        with in_its_words():
+            return prompts.apply(self.tokenizer, chat_history, *how, continued=not add_generation_prompt)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 

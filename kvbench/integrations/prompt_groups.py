@@ -37,6 +37,16 @@ class PromptGroup:
         return replace(call, query=query, key=key, value=value, hidden=hidden, tokens=tokens)
 
 
+def under_autocast(call: AttentionCall) -> AttentionCall:
+    """Return the call with queries, keys and values in the dtype in which torch's attention computes: under autocast,
+    in autocast's. A float32 model's RoPE makes queries and keys float32 there, beside values in autocast's dtype."""
+    device = call.query.device.type
+    if not torch.is_autocast_enabled(device):
+        return call
+    query, key, value = (x.to(torch.get_autocast_dtype(device)) for x in (call.query, call.key, call.value))
+    return replace(call, query=query, key=key, value=value)
+
+
 def attend(groups: Sequence[PromptGroup], call: AttentionCall) -> torch.Tensor:
     """Compute the attention outputs of all prompts, one group after the other. Outputs at pads are 0.
 
@@ -48,7 +58,7 @@ def attend(groups: Sequence[PromptGroup], call: AttentionCall) -> torch.Tensor:
     b, heads, t, _ = call.query.shape
     out = call.value.new_zeros(b, t, heads, call.value.shape[-1] if call.latent is None else call.latent.rank)
     for group in groups:
-        out[group.rows, group.pads :] = group.writer(group.of(call))
+        out[group.rows, group.pads :] = group.writer(group.of(call)).to(out.device)
     return out
 
 
@@ -91,3 +101,10 @@ def check_positions(given: torch.Tensor | None, own: torch.Tensor, mask: torch.T
             "EvictionCache counts positions from each prompt's first token; leave out position_ids (with images: give "
             "mm_token_type_ids)."
         )
+
+
+def check_tokens(name: str, value: Any) -> int:
+    """Return `value` if it is a whole number of tokens, 1 or more; else raise UserError. name: the argument's name."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError(f"{name} must be a whole number of tokens, 1 or more; got {value!r}.")
+    return value

@@ -40,7 +40,15 @@ from kvbench.eviction.options import check_budget
 from kvbench.integrations.batch_images import BatchImages, refuse_new_images
 from kvbench.integrations.fixed_batch import FixedBatch
 from kvbench.integrations.forward_hooks import hook
-from kvbench.integrations.prompt_groups import PromptGroup, attend, check_mask, check_positions, pads_before
+from kvbench.integrations.prompt_groups import (
+    PromptGroup,
+    attend,
+    check_mask,
+    check_positions,
+    check_tokens,
+    pads_before,
+    under_autocast,
+)
 from kvbench.records import Request
 
 BLOCK = 512  # prompt queries per attention call; on a GPU attention without a mask reads all queries at once
@@ -80,21 +88,16 @@ class EvictionCache(FixedBatch):
         super().__init__(layers=[])
         if not hasattr(model, "config") or not isinstance(method, (str, Method)):
             raise UserError("EvictionCache(model, method) takes a transformers model, and a method's name or a Method.")
-        _check_tokens("interval", interval)
+        check_tokens("interval", interval)
         self.method = from_label(method) if isinstance(method, str) else method
         self.name = method if isinstance(method, str) else type(method).__name__
         self.interval, self.seed = interval, seed
         loaded = prepare(model, tokenizer)
-        self.max_tokens = loaded.context if max_tokens is None else _check_tokens("max_tokens", max_tokens)
+        self.max_tokens = loaded.context if max_tokens is None else check_tokens("max_tokens", max_tokens)
         self._group = largest_group(loaded.geometry)
         self.budget = self._checked(budget) if self.method.takes_budget else None
-        self._setup = set_up(
-            loaded,
-            self.method,
-            budget=self.budget,
-            interval=interval,
-            lengths=Lengths.of(self.max_tokens),
-        )
+        lengths = Lengths.of(self.max_tokens)
+        self._setup = set_up(loaded, self.method, budget=self.budget, interval=interval, lengths=lengths)
         attending = homes(self._setup.geometry)
         self._first, self._last = min(attending), max(attending)
         self.trigger = self._setup.trigger
@@ -195,7 +198,9 @@ class EvictionCache(FixedBatch):
             check_positions(inputs.get("position_ids"), self._positions(ids), mask)
         self._routing.enter_context(self._reader.model.routed())
         self._routing.enter_context(self._reader.model.attend(self._attend))
-        self._routing.enter_context(torch.no_grad())  # the pass changes the cache's tensors in place
+        # The pass changes the cache's tensors in place, also tensors of earlier passes.
+        self._routing.enter_context(torch.inference_mode(False))
+        self._routing.enter_context(torch.no_grad())
         try:
             if self._prompts:
                 self._settle(ids[:, 0].tolist())
@@ -257,7 +262,7 @@ class EvictionCache(FixedBatch):
         self._routing.close()
 
     def _attend(self, call: AttentionCall) -> torch.Tensor:
-        tokens = call.query.shape[2]
+        call, tokens = under_autocast(call), call.query.shape[2]
         if call.layer == self._first:
             self._begin(call, tokens)
         out = attend(self._prompts, call) if self._writer is None else self._writer(call)
@@ -342,10 +347,3 @@ class EvictionCache(FixedBatch):
         self.slots.install_states(prompt.recurrent, place, [row])
         if self._evictor is not None:
             self._evictor.start(row, prompt.rules.budget, prompt.prompt_len, self._noise_key(row, 0), prompt.evictions)
-
-
-def _check_tokens(name: str, value: Any) -> int:
-    """Return `value` if it is a whole number of tokens, 1 or more; else raise UserError. name: the argument's name."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UserError(f"{name} must be a whole number of tokens, 1 or more; got {value!r}.")
-    return value

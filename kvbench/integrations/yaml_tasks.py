@@ -13,6 +13,7 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
+from kvbench.config.run_config import RunConfig
 from kvbench.scoring.pool import ScorePool
 from kvbench.sources.data import Data
 from kvbench.task import Doc, Output, Score
@@ -23,16 +24,24 @@ if TYPE_CHECKING:
 
 TASK, DOC = "kvbench_task", "kvbench_doc"  # columns of the data set: names of task and document in kvbench
 WORKERS = 2
+SETTINGS = ("data", "data_revision", "allow_data_mismatch", "thinking")
+_of_model: dict[str, Any] = {}
+
+
+def use_settings(run: RunConfig) -> None:
+    """Let `documents` use a model's settings where lm-eval passes none, as with a model that is given as an object."""
+    _of_model.update({name: getattr(run, name) for name in SETTINGS})
 
 
 def documents(**settings: Any) -> datasets.DatasetDict:
     """Return all documents of one task.
 
-    settings: `kvbench_task` from the YAML, and lm-eval's model_args, of which this function reads `data` (a folder),
-        `data_revision`, `allow_data_mismatch` and `thinking`.
+    settings: `kvbench_task` from the YAML, and lm-eval's model_args, of which this function reads `SETTINGS`; those
+        that are missing come from `use_settings`.
     """
     import datasets
 
+    settings = _of_model | settings
     task = get_task(settings[TASK])
     mismatch = bool(settings.get("allow_data_mismatch"))
     data = Data(settings.get("data"), revision=settings.get("data_revision"), allow_mismatch=mismatch)

@@ -29,7 +29,7 @@ from typing import Any
 from kvbench.console import signals
 from kvbench.errors import SetupError
 from kvbench.scoring.failure import failure
-from kvbench.scoring.worker import HEADER, send
+from kvbench.scoring.worker import HEADER, send, source_of
 from kvbench.task import Doc, Output, Score, Task
 
 JUDGES = 4  # threads; each sends one request to a judge at a time
@@ -195,7 +195,7 @@ class _Process:
         file = getattr(sys.modules.get(module), "__file__", None)
         limit = task.patience(doc) + (0.0 if self._used else FIRST_SECONDS)
         try:
-            job = (module, file, pickle.dumps((task, doc, output)), limit + 5)
+            job = (module, file, source_of(module), pickle.dumps((task, doc, output)), limit + 5)
         except Exception as error:
             note = f"error: the answer cannot be sent to a scoring process: {type(error).__name__}: {error}"
             return Score(value=None, note=note)

@@ -16,12 +16,14 @@ import pickle
 import signal
 import struct
 import sys
+import types
 from typing import IO, Any
 
 from kvbench.scoring.failure import failure
 
 MEMORY_LIMIT = 4 * 1024**3  # bytes; a runaway sympy expression must not exhaust the machine's memory
 HEADER = struct.Struct(">Q")
+_SOURCE = "__kvbench_source__"  # attribute of a plug-in's module
 
 
 def main() -> None:
@@ -34,10 +36,10 @@ def main() -> None:
     _limit_memory()
     send(answers, "ready")
     while (job := receive(sys.stdin.buffer)) is not None:
-        module, file, payload, seconds = job
+        module, file, source, payload, seconds = job
         faulthandler.dump_traceback_later(seconds, exit=True)
         try:
-            _import(module, file)
+            _import(module, file, source)
             task, doc, output = pickle.loads(payload)
             answer = ("score", task.score(doc, output))
         except BaseException as error:  # math-verify's time-out is a BaseException that it may fail to catch
@@ -57,9 +59,34 @@ def receive(stream: IO[bytes]) -> Any:
     return pickle.loads(stream.read(*HEADER.unpack(header))) if len(header) == HEADER.size else None
 
 
-def _import(module: str, file: str | None) -> None:
-    """Import a task's module by its name. A plug-in's module belongs to no installed package: import it from `file`."""
+def run_source(module: str, file: str, source: bytes) -> None:
+    """Import a module whose code is `source`, the content that the file `file` had when it was hashed.
+
+    Python reads neither the file, which may have changed, nor a compiled copy of it. `source_of` returns the source
+    again, so that scoring processes run the same code.
+    """
+    made = sys.modules[module] = types.ModuleType(module)  # dataclasses look their module up by name
+    made.__file__ = file
+    vars(made)[_SOURCE] = source
+    try:
+        exec(compile(source, file, "exec", dont_inherit=True), made.__dict__)
+    except BaseException:
+        sys.modules.pop(module, None)
+        raise
+
+
+def source_of(module: str) -> bytes | None:
+    """Return the code of a module that `run_source` imported; None for any other module."""
+    return getattr(sys.modules.get(module), _SOURCE, None)
+
+
+def _import(module: str, file: str | None, source: bytes | None) -> None:
+    """Import a task's module. A plug-in's module is imported from its source. Other modules are imported by name or, if
+    they belong to no installed package, from `file`."""
     if module in sys.modules:
+        return
+    if source is not None:
+        run_source(module, str(file), source)
         return
     try:
         importlib.import_module(module)

@@ -15,6 +15,9 @@ from kvbench.config import plugins
 from kvbench.config.layers import gather
 from kvbench.console.problems import Problems
 from kvbench.errors import UserError
+from kvbench.scoring.pool import ScorePool
+from kvbench.sources.data import Data
+from kvbench.task import Output
 from kvbench.train.catalogue import entry_of, recipe_class
 
 METHOD = """
@@ -141,6 +144,18 @@ def test_no_compiled_copy_runs_in_the_place_of_the_file(file: Path) -> None:
     py_compile.compile(str(other), cfile=cached, dfile=str(file), invalidation_mode=mode)
     assert plugins.load_plugin(str(file)) == ["newest", "mine"]
     assert not list(file.parent.glob("*.ran"))
+
+
+def test_answers_are_scored_by_the_bytes_that_were_loaded(file: Path) -> None:
+    """Also if the file changes before the scoring process starts."""
+    plugins.load_plugin(str(file))
+    file.write_text("raise SystemExit('changed')")
+    task = registry.tasks.get("mine")()
+    task.cheap_score = False
+    [doc] = task.docs(Data(env={}), limit=1)
+    output = Output(text="x", stop_reason="stop", prompt_tokens=1, output_tokens=1)
+    with ScorePool() as pool:
+        assert pool.submit(task, doc, output).result().value == 0.0
 
 
 def test_other_files_are_refused_before_they_are_imported(file: Path) -> None:

@@ -134,12 +134,21 @@ def test_a_matrix_that_is_not_at_hand_is_refused():
     attention.o_proj = Packed(plain.in_features, plain.out_features)
     with pytest.raises(UserError, match=message.format("is quantised or divided among devices")):
         EvictionCache(loaded.model, "defensivekv(window=4)", budget=20)
+    attention.o_proj = torch.nn.Linear(plain.in_features, plain.out_features, device="meta")
+    with pytest.raises(UserError, match=message.format("is offloaded")):
+        layer_weights(loaded.model, loaded.geometry, O_PROJ)
     attention.o_proj = torch.nn.Linear(plain.in_features // 2, plain.out_features)
     with pytest.raises(UserError, match=message.format("reads 32 numbers, not 4 heads x 16")):
         layer_weights(loaded.model, loaded.geometry, O_PROJ)
     del attention.o_proj
     with pytest.raises(UserError, match=message.format("was not found")):
         layer_weights(loaded.model, loaded.geometry, O_PROJ)
+
+
+def test_a_rehearsals_model_has_only_sizes():
+    loaded = build("llama")
+    matrix = layer_weights(loaded.model.to("meta"), loaded.geometry, O_PROJ)[1]["o_proj"]
+    assert (matrix.is_meta, matrix.shape) == (True, (4, 16, 64))
 
 
 def test_quantised_models_are_refused_before_they_are_loaded():

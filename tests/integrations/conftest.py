@@ -15,6 +15,7 @@ TASK_DATA = DATA / "tasks"
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
     monkeypatch.delenv("KVBENCH_DATA", raising=False)
+    monkeypatch.setattr("kvbench.integrations.yaml_tasks._of_model", {})
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
 
 

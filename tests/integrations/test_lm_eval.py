@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from kvbench import tiny
 from kvbench.engine.model.weights import Base, read_card, save_weights
 from kvbench.errors import UserError
+from kvbench.integrations import yaml_tasks
 from kvbench.integrations.lm_eval import KVBenchLM
 from kvbench.runner import cell
 from kvbench.runner.method_source import Source
@@ -175,6 +176,20 @@ def test_a_template_file_and_the_thinking_switch(tmp_path):
         assert model._reply_header() == ()  # prompts are raw until lm-eval asks for the template
         assert model.apply_chat_template([{"role": "user", "content": "Hi"}]) == f"Hi {thinking}"
         assert model._reply_header() == tuple(model.tok_encode(f" {thinking}"))
+
+
+def test_a_template_that_takes_lists_of_parts(tmp_path):
+    """As LLaVA's does: it would drop a message that is plain text."""
+    file = tmp_path / "t.jinja"
+    file.write_text(
+        "{% for m in messages %}{% for part in m.content if part.type == 'text' %}{{ part.text }}{% endfor %}"
+        "{% endfor %}{% if add_generation_prompt %}:{% endif %}"
+    )
+    model = KVBenchLM(model="tiny", chat_template=str(file), thinking=True)
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "So"}]
+    assert model.apply_chat_template(messages[:1]) == "Hi:"
+    assert model.apply_chat_template(messages, add_generation_prompt=False) == "HiSo"
+    assert yaml_tasks._of_model["thinking"] is True
 
 
 def test_a_variable_of_the_template(tmp_path):

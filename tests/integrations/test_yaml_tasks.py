@@ -103,6 +103,14 @@ def test_the_thinking_block_is_known_from_the_models_arguments():
     assert yaml_tasks.question_scores(made[None], unfinished)["score_strict"] == 1.0
 
 
+def test_a_model_given_as_an_object_brings_its_settings():
+    """lm-eval passes a YAML file's function the model_args, which an object lacks."""
+    yaml_tasks.use_settings(RunConfig(grids=(), **EXCERPTS, thinking=True))
+    missing = {yaml_tasks.TASK: "aime24"}
+    assert yaml_tasks.documents(**missing)["test"][0]["thinking"] is True
+    assert yaml_tasks.documents(**missing, thinking=False)["test"][0]["thinking"] is False
+
+
 def test_an_answer_that_cannot_be_scored_is_neither_right_nor_wrong(monkeypatch):
     doc = documents("chain")[0]
     scores = iter([Score(value=1.0, partial=0.5), Score(value=None, note="timeout")])

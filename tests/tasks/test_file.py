@@ -50,6 +50,7 @@ def test_all_fields():
     assert (turn.system, turn.answer_prefix, first.meta, first.cluster) == ("S", "It is", {"category": "c"}, "k")
     assert (second.doc_id, second.reference, second.turns[0].context, second.cluster) == ("7", "Paris", "", "7")
     assert (third.doc_id, third.reference) == ("line-3", 2.5)
+    assert (first.gen, second.gen) == ({"thinking": False}, {})  # a prefix follows the place of a thinking block
     assert docs(path, "plain")[1].turns[0].user == "What?"
 
 
@@ -204,11 +205,34 @@ def test_is_mathematics(answer: object, expected: bool):
         (r"\textit{no} cat", r"\boxed{\textit{on} act}", 0.0, 0.0),
         ("A", r"\boxed{(A)}", 1.0, 1.0),
         ("(A)", r"\boxed{\mathbf{A}}", 1.0, 1.0),
+        *((code, rf"It is \boxed{{{code}}}.", 1.0, 1.0) for code in ("H2O", "B-52", "Q3", "10:30", "7A")),
+        ("H2O", r"\boxed{\text{H2O}}", 1.0, 1.0),
+        ("H2O", "H2O.", 1.0, 0.0),
+        ("H2O", r"\boxed{H2S}", 0.0, 0.0),
+        (".5", r"\boxed{5}", 0.0, 0.0),
     ],
 )
 def test_scores(answer: object, text: str, value: float, strict: float):
     task = FileTask(write(item(answer=answer)))
     output = Output(text=text, stop_reason="stop", prompt_tokens=1, output_tokens=1)
+    score = task.score(task.docs(Data(env={}))[0], output)
+    assert (score.value, score.strict) == (value, strict)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "answer", "text", "value", "strict"),
+    [
+        ("The answer is", "Paris", " Paris.", 1.0, 0.0),
+        (r"The answer is \boxed{", "Paris", "Paris}.", 1.0, 1.0),
+        (r"The answer is \boxed{", "Paris", "Rome}.", 0.0, 0.0),
+        (r"The answer is \boxed{", 7, "7}.", 1.0, 1.0),
+        ("The", "The Cat", " cat", 1.0, 0.0),
+        ("So", "Paris", r" <think>\boxed{Rome}</think>\boxed{Paris}", 1.0, 1.0),
+    ],
+)
+def test_the_answer_prefix_is_part_of_the_answer(prefix: str, answer: object, text: str, value: float, strict: float):
+    task = FileTask(write(item(answer=answer, answer_prefix=prefix)))
+    output = Output(text=text, stop_reason="stop", prompt_tokens=1, output_tokens=1, thinking=False)
     score = task.score(task.docs(Data(env={}))[0], output)
     assert (score.value, score.strict) == (value, strict)
 

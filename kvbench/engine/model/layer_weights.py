@@ -37,7 +37,7 @@ def layer_weights(
     """Return the matrices `names` of every evicted layer, by the layer's index; their shapes are those in `NewTokens`.
 
     geometry: the cache's geometry. Raises UserError when a matrix has none of its `NAMES`, is quantised, is divided
-    among devices, or has the wrong size.
+    among devices, is offloaded, or has the wrong size.
     """
     evicted = [g for g in geometry if g.evicts] if names else []
     return {g.index: {name: _by_head(model, g, name) for name in names} for g in evicted}
@@ -46,11 +46,15 @@ def layer_weights(
 def _by_head(model: Any, g: LayerGeometry, name: LayerWeight) -> torch.Tensor:
     """Return a layer's output projection [query heads, dimension of a value, hidden size]."""
     inputs, why = g.query_heads * g.read_dim, "was not found"
+    planned = all(parameter.is_meta for parameter in model.parameters())  # a rehearsal's model has no weights
     modules = [m for m in text_model(model).modules() if getattr(m, "layer_idx", None) == g.index]
     found = [getattr(m, known) for known in NAMES[name] for m in modules if hasattr(m, known)]
     for layer in found:
         if type(layer) not in (torch.nn.Linear, Conv1D) or is_traceable_wrapper_subclass(layer.weight.data):
             why = "is quantised or divided among devices"
+            continue
+        if layer.weight.is_meta and not planned:
+            why = "is offloaded"
             continue
         matrix = layer.weight.detach() if isinstance(layer, Conv1D) else layer.weight.detach().T  # [inputs, D]
         if len(matrix) == inputs:

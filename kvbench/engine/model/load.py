@@ -214,10 +214,16 @@ def prepare(model: Any, tokenizer: Any, file: Mapping[str, Any] | None = None) -
     """Check a model in memory, and return it as a LoadedModel. Raises UserError when the model's architecture is not
     supported.
 
-    model: may be wrapped by peft. file: the content of its config.json; None: unknown, see `vocabulary.end_ids`.
+    model: may be wrapped by torch.compile or peft. file: the content of its config.json; None: unknown, see
+    `vocabulary.end_ids`.
     """
     model = _unwrapped(model)
     parameter = next(model.parameters())
+    if parameter.is_meta:
+        raise UserError(
+            "the model's weights are offloaded or were never loaded: its first parameter is on the meta device. Load "
+            "the model without offloading."
+        )
     if parameter.device.type == "cuda":
         torch.cuda.set_device(parameter.device)  # Triton launches on the current device
     geometry, states = read_layers(model)
@@ -259,8 +265,9 @@ def limit_time_steps(model: Any) -> None:
 
 
 def _unwrapped(model: Any) -> Any:
-    """Return the model that peft wraps, with its adapter; any other model is returned unchanged. Raises UserError if
-    peft adds tokens before the prompt, which the wrapped model alone does not read."""
+    """Return the model that torch.compile or peft wraps, with peft's adapter; any other model is returned unchanged.
+    Raises UserError if peft adds tokens before the prompt, which the wrapped model alone does not read."""
+    model = getattr(model, "_orig_mod", model)
     if not hasattr(model, "get_base_model"):
         return model
     if getattr(model.active_peft_config, "is_prompt_learning", False):
