@@ -91,7 +91,7 @@ def footprint(
     """Estimate a cell's bytes on one device.
 
     Args:
-        geometry: all attention layers, as `layout.fit` returns them.
+        geometry: all layers that store entries, as `layout.fit` returns them.
         held: the size of a cache with one slot.
         prompt_rows: most entries per head while a prompt is read.
         tail: see `layout.Lengths`.
@@ -150,7 +150,8 @@ def footprint(
         unevicted=pass_tokens(block, gpu=gpu, states=bool(shape.states)),
         scratch=scratch,
     )
-    reading = prompt.reading(whole) + (states - kept) * max(g.hidden for g in geometry) * dtype.itemsize
+    late = max(1, sum(g.evicts and bool(g.shared_by) for g in geometry))  # layers that keep hidden states at a time
+    reading = prompt.reading(whole) + late * (states - kept) * max(g.hidden for g in geometry) * dtype.itemsize
     drawing = max((drawing_bytes(shape.vocabulary, dtype, s, backend, gpu=gpu) for s in samplings), default=0)
     gathered = not method.uniform and not (gpu and backend != "torch")
     longest = held.rows + (LONGEST_HEAD - 1) * budget if gathered else held.rows  # other heads are padded to this one

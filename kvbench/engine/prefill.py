@@ -130,7 +130,7 @@ class PromptReader:
 
     def go_on(self, cache: PromptCache, tokens: Sequence[Sequence[int]], heard: Heard | None = None) -> torch.Tensor:
         """Read the next t tokens of every sequence of a cache, without an eviction. Return the logits [b, t, V] after
-        each token. cache: a cache from `open`; heard: called with every attention call and its output."""
+        each token. cache: a cache from `open`; heard: see `BlockWriter`."""
         writer = BlockWriter(cache, self.chunk, heard=heard, flash=self._flash)
         logits = self._forward(writer, tokens, cache.seen, keep=0)
         cache.seen += len(tokens[0])
@@ -295,8 +295,8 @@ class _PromptEvictions:
         self._allowed: int | None = None  # entries per head that a layer may keep, once one was evicted
 
     def evict_layer(self, layer: PromptLayer) -> None:
-        """Evict one layer right after its attention, if the trigger demands an eviction (`Trigger.full`). Then drop the
-        hidden states that the layer needs only for this eviction."""
+        """Evict one layer that the pass does not read again, if the trigger demands an eviction (`Trigger.full`). Then
+        drop the hidden states that the layer needs only for this eviction."""
         cache = self.cache
         cache.seen = self.context
         self.peak = max(self.peak, layer.held())

@@ -20,7 +20,7 @@ from kvbench.eviction.api import Method
 class PromptBytes:
     """Computes the bytes of a cell's longest prompt on one device.
 
-    In its methods, `whole` says whether one pass reads the whole prompt and evicts each layer right after its attention
+    In its methods, `whole` says whether one pass reads the whole prompt and evicts layer by layer
     (`layout.layer_by_layer`); if not, evictions follow the passes. After an eviction, all heads are counted with the
     same number of entries.
 
@@ -119,10 +119,10 @@ class PromptBytes:
 
         inside: most bytes that a layer takes to grow before its attention, or to be observed or evicted after it.
         uneven: whether heads hold different numbers of entries. layer: bytes of the entries that a layer holds from its
-        attention until its eviction, if each layer is evicted before the next one is read.
+        attention until its eviction, if the pass evicts layer by layer.
         """
         size, t = self.dtype.itemsize, min(self.block, tokens)
-        kinds = {replace(g.kind, device=None) for g in self.geometry}
+        kinds = {replace(g, index=0, device=None) for g in self.geometry}
         maskless = self.scratch.gpu and not uneven and all(g.causal for g in kinds)
         mask = 0 if maskless else t * rows * size  # the layers share it
         attended = max((self._attended(g, tokens, rows, uneven) for g in kinds), default=0)
@@ -143,7 +143,10 @@ class PromptBytes:
     def _attended(self, g: LayerGeometry, tokens: int, rows: int, uneven: bool) -> int:
         """Return the bytes that a layer's attention takes beside its queries and output, see `_pass`."""
         maskless = self.scratch.gpu and g.causal and not uneven
-        if maskless and g.head_dim <= WIDEST and not self.scratch.observes:  # all queries at once
+        counted = []
+        if maskless and g.head_dim <= WIDEST and (g.shared_by or not self.scratch.observes):  # all queries at once
             output = tokens * g.query_heads * g.read_dim * self.dtype.itemsize
-            return self.scratch.attended(g, tokens, rows, uneven) - output
-        return self.scratch.attended(g, min(self.block, tokens), min(rows, g.window or rows), uneven)
+            counted.append(self.scratch.attended(g, tokens, rows, uneven) - output)
+        if not counted or self.scratch.observes:
+            counted.append(self.scratch.attended(g, min(self.block, tokens), min(rows, g.window or rows), uneven))
+        return max(counted)

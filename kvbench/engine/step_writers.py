@@ -98,7 +98,7 @@ class StepWriter(ABC):
             rows, entries = layer.capacity, Entries(layer.keys, layer.values, self.positions.on(where)[:, None])
         else:
             rows, entries = self.cache.shape.rows, self.entries(layer)
-        # If the layer has stored the entries before, for itself, the same entries are written once more.
+        # The function always writes the new entries. If the call stores nothing, it writes the same ones once more.
         out = decode(
             *(call.query[:, :, 0], call.key[:, :, 0], call.value[:, :, 0]),
             *(entries.keys, entries.values, entries.lengths, self.live.on(where)),

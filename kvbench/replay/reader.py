@@ -53,8 +53,8 @@ class Listener:
         has the number `index` * interval."""
 
     def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
-        """Called for each layer of a forward pass over t answer tokens, of which the first has the number `first`.
-        call: the layer's attention call. out: the call's output [b, t, Hq, Dv]."""
+        """Called for each layer that stores entries, in a forward pass over t answer tokens, of which the first has the
+        number `first`. call: the layer's attention call. out: the call's output [b, t, Hq, Dv]."""
 
     def predicted(self, first: int, logits: torch.Tensor) -> None:
         """Called after the prompts were read, and after each forward pass over the answers. logits: [b, t, V],

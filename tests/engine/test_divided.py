@@ -15,6 +15,7 @@ from support.methods import small, with_tables
 from support.models import build, divided, requests
 from support.pretend_cuda import pretended_cuda
 
+from kvbench import EvictionCache
 from kvbench.engine import steps
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.division import divide
@@ -159,3 +160,18 @@ def test_what_cannot_be_divided_is_refused(error, words, memory, device):
 def test_without_a_gpu_nothing_is_divided():
     with pytest.raises(SetupError, match="this run uses no GPU"):
         divide(build("qwen3").model.config, "auto", "auto", torch.float32)
+
+
+def test_padded_rows_of_a_cache_for_generate():
+    """A layer on one GPU attends to the entries of a layer on the other."""
+    ids = torch.tensor([[0] * 5 + [*range(5, 30)], [*range(3, 33)]])
+    mask = (ids > 0).long()
+    found = []
+    for made, where in ((build, "cpu"), (divided, "cuda:0")):
+        with pretended_cuda(devices=2):
+            model = made("gemma3n").model
+            cache = EvictionCache(model, small("gkv"), budget=24, interval=2, max_tokens=40)
+            given = {"attention_mask": mask.to(where), "past_key_values": cache, "pad_token_id": 0}
+            out = model.generate(ids.to(where), **given, max_new_tokens=5, do_sample=False)
+            found.append(out.tolist())
+    assert found[0] == found[1]

@@ -14,9 +14,10 @@ from support.methods import small
 from support.models import build, requests
 
 from kvbench.engine.attention.geometry import homes, read_layers
+from kvbench.engine.cache.layout import Lengths
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.shape import read_shape
-from kvbench.engine.plan import Machine, roofline
+from kvbench.engine.plan import Machine, cell_footprint, roofline
 from kvbench.errors import UserError
 from kvbench.records import Sampling
 
@@ -57,27 +58,35 @@ def test_tokens_and_stored_numbers_are_those_of_the_models_own_cache(name):
     assert done.usage.kv_bytes_peak == held + rings
 
 
-def evictions(loaded, method, **more):
-    """Return the logged positions, [layer][tokens seen][head], and the tokens."""
-    log = defaultdict(dict)
+FORCED = [dataclasses.replace(GREEDY[0], forced=tuple(range(3, 3 + NEW)))]
+
+
+def evictions(method, change=0.0, **more):
+    """Return the logged positions, [layer][tokens seen][head], while the engine reads an answer that is given.
+    change: what is added to the query weights of the layers that share entries."""
+    loaded, log = build("gemma3n"), defaultdict(dict)
+    with torch.no_grad():
+        for layer in (4, 5, 6):
+            weight = loaded.model.model.layers[layer].self_attn.q_proj.weight
+            weight += change * torch.randn(weight.shape, generator=torch.Generator().manual_seed(layer))
 
     def note(key, seen, layer, kept):
         log[layer][seen] = [sorted(head.tolist()) for head in kept]
 
-    done, _ = generated(loaded, method, budget=24, log=note, **more)
-    return log, done
+    engine = Engine(loaded, small(method), budget=24, interval=8, slots=2, max_tokens=120, log=note, **more)
+    [done] = engine.generate(FORCED)
+    return log, done.log_probs
 
 
+@pytest.mark.parametrize("layout", ["dense", "paged"])  # dense: steps sum h2o's attention; paged: queries are stored
 @pytest.mark.parametrize("method", ["h2o", "gkv"])
-def test_one_decision_per_stored_entry_by_the_storing_layers_queries(method):
-    """In the dense layout, steps sum the attention of the layer that stores; paged, its queries are stored. So the
-    decisions agree only if the queries of the layers that share its entries count in neither."""
-    loaded = build("gemma3n")
-    dense, paged = (evictions(loaded, method, layout=layout) for layout in ("dense", "paged"))
-    assert set(dense[0]) == {0, 2}
-    assert len(dense[0][2]) >= 2
-    assert dense[0] == paged[0]
-    assert dense[1].token_ids == paged[1].token_ids
+def test_queries_of_layers_that_share_entries_do_not_score_them(method, layout):
+    """Other queries in the layers that share entries change the answer, but no decision about an earlier layer."""
+    (log, logits), (other, others) = (evictions(method, change, layout=layout) for change in (0.0, 1.0))
+    assert set(log) == {0, 2}
+    assert len(log[2]) >= 3
+    assert log == other
+    assert logits != others
 
 
 def test_a_prompt_layer_is_evicted_after_the_last_layer_that_shares_it():
@@ -114,3 +123,14 @@ def test_another_window_is_refused():
         UserError, match="layer 6 shares the keys and values of layer 2, but with another sliding window"
     ):
         read_layers(model)
+
+
+def test_the_plan_holds_a_shared_layer_in_full_until_its_last_use():
+    """While layer 3 is read, layer 2 still holds the whole prompt: the bytes that its eviction would have freed."""
+    shape = read_shape(build("gemma3n").model.config)
+    alone = dataclasses.replace(shape, geometry=tuple(dataclasses.replace(g, shared_by=()) for g in shape.geometry))
+    method, lengths = small("snapkv"), Lengths.of(4000, 1000, 0, 3000)
+    sizes = dict(lengths=lengths, device=torch.device("cpu"), dtype=torch.float32, total=1 << 34, prefill_chunk=64)
+    bytes_of = [cell_footprint(s, method, budget=48, interval=16, **sizes)[0].prompt for s in (alone, shape)]
+    [shared] = [g for g in shape.geometry if g.index == 2]
+    assert bytes_of[1] - bytes_of[0] == (3000 - 48) * shared.entry_bytes(4)

@@ -196,8 +196,7 @@ def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape
 
 
 def _same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors are one. If they are on different devices, return whether one is a copy of the other:
-    whether they are equal and not 0."""
+    """Return whether two tensors are one. Tensors on two devices count as one if they are equal and not 0."""
     if tensor.device == other.device or tensor.shape != other.shape:
         return tensor is other
     return bool(tensor.any()) and torch.equal(tensor.cpu(), other.cpu())

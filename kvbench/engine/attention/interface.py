@@ -45,7 +45,7 @@ class AttentionCall:
     hidden: torch.Tensor | None = None  # [b, t, hidden size] input of the attention module, with route(hidden=True)
     tokens: torch.Tensor | None = None  # [b, t] ids, with route(hidden=True); None where the model reads embeddings
     latent: Latent | None = None  # a latent layer's matrices, with route(latent=True); `value` is then empty
-    stores: bool = True  # False: the layer attends to another layer's entries, which this one has stored already
+    stores: bool = True  # False: the entries are those of an earlier layer, which has stored them
 
     def for_heads(self, kv_heads: int) -> AttentionCall:
         """Return the call with keys and values repeated to `kv_heads` heads, for a cache kept per query head."""

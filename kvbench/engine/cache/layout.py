@@ -210,7 +210,8 @@ def check_prefill(method: Method, prefill: str, name: str = "") -> None:
 
 
 def layer_by_layer(method: Method, prefill: str, states: bool) -> bool:
-    """Return whether a prompt is read in one forward pass, in which each layer is evicted right after its attention.
+    """Return whether a prompt is read in one forward pass, in which each layer is evicted as soon as no attention reads
+    it any more.
 
     states: whether layers of the model keep a state. In one pass over a long prompt, the activations of such layers may
     take more memory than all entries. So a model with such layers reads every prompt in chunks.

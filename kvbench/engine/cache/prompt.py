@@ -1,7 +1,7 @@
 """The KV cache of a prompt, with its evictions, while the model reads the prompt or, in a replay, also the answer.
 
-A layer may be evicted right after its attention is computed. Peak memory is then the full KV of one layer plus the
-budgets of the other layers.
+A layer may be evicted as soon as the forward pass has read it for the last time, mostly right after its attention.
+Peak memory is then the full KV of one layer plus the budgets of the other layers.
 
 Letters: b prompts of equal length (one, except in `EvictionCache` and in a replay), Hk KV heads, n entries per head, D
 head dimension. `rows`: a number of entries per head, counted from the first in storage order.

@@ -41,7 +41,7 @@ class RowBatch(Batch):
 
 
 class Stack(ABC):
-    """Data of all evicted layers whose geometries differ only in the index: their entries, their newest queries and the
+    """Data of all evicted layers of one kind (`LayerGeometry.kind`): their entries, their newest queries and the
     method's states."""
 
     layers: Sequence[EvictingStore]
