@@ -149,25 +149,28 @@ def _scaled(tokens: Any, scale: int) -> Any:
 def _pairs(typed: Mapping[str, Any], preset: Preset | None, scale: int, problems: Problems) -> tuple[Pair, ...]:
     """Return (method, budget) for each method at each of its budgets. The budget is None for a method that takes none.
 
-    If the user typed a method, a method option or a budget, all methods have the same budgets: the typed budgets or, if
-    none was typed, the budgets of all `systems`. Otherwise each method has its own budgets from `systems`: those of the
-    preset or, without a preset, `DEFAULT_SYSTEMS`.
+    The methods are those that the user typed or, if none was typed, the `systems`: those of the preset or, without a
+    preset, `DEFAULT_SYSTEMS`. A typed method option is added to the options that a system has already. If the user
+    typed a method, a method option or a budget, all methods have the same budgets: the typed budgets or, if none was
+    typed, the budgets of all `systems`. Otherwise each method has its own budgets from `systems`.
     """
     systems = preset.systems if preset else DEFAULT_SYSTEMS
     own = {label: _scaled(budgets, scale) for label, _, budgets in systems}
     axes = {name: typed[name] for name in ("method", "budget", "method_opt")}
     chooses = bool(axes["method"] or axes["method_opt"])
-    axes["method"] = axes["method"] or list(dict.fromkeys(label.partition("(")[0] for label in own))
+    axes["method"] = axes["method"] or [{"name": _name(label), **dict(_options(label))} for label in own]
     axes["budget"] = axes["budget"] or [str(n) for n in dict.fromkeys(n for sizes in own.values() for n in sizes)]
     methods, budgets = chosen(axes, problems)
-    if not chooses:
-        methods = tuple(MethodChoice(name=label.partition("(")[0], options=_options(label)) for label in own)
     sizes = dict.fromkeys(methods, budgets) if chooses or typed["budget"] else dict(zip(methods, own.values()))
     return tuple((m, budget) for m in methods for budget in (sizes[m] if m.takes_budget else (None,)))
 
 
+def _name(label: str) -> str:
+    return label.partition("(")[0]
+
+
 def _options(label: str) -> tuple[tuple[str, Any], ...]:
-    return choose.changed(label.partition("(")[0], choose.from_label(label))
+    return choose.changed(_name(label), choose.from_label(label))
 
 
 def _check(method: MethodChoice, budget: Budget | None) -> None:

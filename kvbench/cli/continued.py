@@ -28,11 +28,12 @@ from kvbench.errors import NEW_RUN, SetupError, UserError, bare, few, quote
 from kvbench.eviction import choose
 from kvbench.eviction.budget import label
 from kvbench.runner.workload import template_hash
-from kvbench.sources import models
+from kvbench.sources import hub, models
 from kvbench.store import again, existing, manifest
 
 KEEPS = "A resumed run keeps its settings."
-FREE = (*again.AGAIN, *SOURCES, "keep_prompts")  # a configuration file may give these to a continued run
+# A configuration file may give these to a continued run.
+FREE = (*again.AGAIN, *SOURCES, "keep_prompts", *manifest.HOST)
 TO_ASK = (*again.CODE, "chat_template", "task")  # the user gives these again, as prompts depend on them
 
 
@@ -70,7 +71,11 @@ def continued(
         _check_task_file(name, given["task_file"], record)
     load_plugins(given.get("plugin", ()))
     config = _config(out / name, stored | given)
-    config = dataclasses.replace(config, moved_to=_moved_to(name, config.model, record, gathered))
+    config = dataclasses.replace(
+        config,
+        moved_to=_moved_to(name, config.model, record, gathered),
+        revision=_commit(record, gathered) or config.revision,
+    )
     _check_typed(config, gathered)
     return config
 
@@ -177,6 +182,15 @@ def _moved_to(run: str, was: str, record: Mapping[str, Any], gathered: Gathered)
     return str(place)
 
 
+def _commit(record: Mapping[str, Any], gathered: Gathered) -> str | None:
+    """Return the commit that the user gave as --revision, if the run began with this commit of a hub model. The local
+    cache may have a later commit under the name of the recorded revision."""
+    began = (record["environment"].get("model") or {}).get("model_revision")
+    typed = gathered.typed("revision")
+    given = None if typed is None else parse(typed.source, PARSERS["revision"], typed.value)
+    return given if given == began and hub.is_commit(given) else None
+
+
 def _check_template(run: str, path: str | None, record: Mapping[str, Any]) -> None:
     """Raise UserError if the run's chat template has changed. The check comes before any code parses the template."""
     if path is not None:
@@ -241,11 +255,11 @@ def _check_options(method: MethodChoice) -> None:
 def _check_typed(config: RunConfig, gathered: Gathered) -> None:
     """Raise UserError if a flag or an environment variable gives a value that differs from the run's.
 
-    The settings in `OPERATIONAL` may differ. The paths of a moved model, of a task file and of a chat template may
-    differ too, because kvbench has already compared the contents of these files.
+    The settings in `OPERATIONAL` and `HOST` may differ. The paths of a moved model, of a task file and of a chat
+    template may differ too, because kvbench has already compared the contents of these files.
     """
     for key in PARSERS:
-        if key in (*OPERATIONAL, "interval") or (given := gathered.typed(key)) is None:
+        if key in (*OPERATIONAL, *manifest.HOST, "interval") or (given := gathered.typed(key)) is None:
             continue
         value, kept = parse(given.source, PARSERS[key], given.value), getattr(config, key)
         if key == "model" and value == config.moved_to:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 
+from kvbench.config.layers import PREFIX, Gathered
 from kvbench.config.parsers import choice, parse, whole
 from kvbench.config.run_config import RunConfig
 from kvbench.errors import UserError
@@ -46,7 +48,12 @@ def placement(params: Mapping[str, Any]) -> Placement:
     return placed
 
 
-def slurm_script(params: Mapping[str, Any], placed: Placement, chosen: RunConfig) -> str:
-    """Return a Slurm script that executes the user's command in shards."""
+def slurm_script(params: Mapping[str, Any], placed: Placement, chosen: RunConfig, gathered: Gathered) -> str:
+    """Return a Slurm script that executes the user's command in shards, with the settings of its environment variables.
+    gathered: the settings that the user gave."""
     name, gpus = params["run_name"] or chosen.run_name(), chosen.device != "cpu"
-    return script(sys.argv[1:], name, params["out"], placed.workers or 1, placed.slurm, gpus=gpus)
+    variables = {key: given.value for key, given in gathered.variables.items() if key not in gathered.flags}
+    if chosen.data is None and (data := os.environ.get("KVBENCH_DATA")):
+        variables["data"] = data
+    exported = {PREFIX + key.upper(): value for key, value in variables.items()}
+    return script(sys.argv[1:], exported, name, params["out"], placed.workers or 1, placed.slurm, gpus=gpus)

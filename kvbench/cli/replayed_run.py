@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from kvbench.cli.commands.show import one_run
 from kvbench.cli.continued import TO_ASK, continued
 from kvbench.cli.request import build
-from kvbench.config.layers import Gathered, gather
+from kvbench.config.layers import Gathered, Given, gather
 from kvbench.config.run_config import RunConfig
+from kvbench.config.settings import PER_TASK
 from kvbench.console import terminal
 from kvbench.console.problems import Problems
 from kvbench.errors import UserError, quote
@@ -42,20 +43,37 @@ def of_run(typed: dict[str, Any], problems: Problems) -> RunConfig | None:
     file = typed["suite"], typed["config"]
     tasks = typed["task"] or ([] if any(file) else list(config.tasks))
     gathered = gather(typed | own_files | {"task": tasks}, os.environ, *file)
+    own_interval = gathered.first("interval") is None and not any("interval" in block for block in gathered.blocks)
+    gathered.files.insert(0, {"interval": Given(config.interval, manifest.NAME)})
     asked = build(gathered, problems)
     if asked is None:
         return None
     if strange := [task for task in asked.tasks if task not in config.tasks]:
         raise UserError(f"run {quote(folder.name)} has no task {quote(strange[0])}. It has {', '.join(config.tasks)}.")
-    grids = (dataclasses.replace(g, tasks=(t,), limit=config.limit_for(t)) for g in asked.grids for t in g.tasks)
+    grids = (
+        dataclasses.replace(
+            grid,
+            tasks=(task,),
+            intervals=_intervals(config, task) if own_interval else grid.intervals,
+            **{name: config.for_task(name, task) for name in PER_TASK},
+        )
+        for grid in asked.grids
+        for task in grid.tasks
+    )
     own: dict[str, Any] = {
         "grids": tuple(grids),
         "data": asked.data or config.data,
         "device": asked.device,
         "dtype": asked.dtype if typed["dtype"] else config.dtype,
-        "interval": asked.interval if gathered.first("interval") else config.interval,
+        "interval": asked.interval,
     }
     return dataclasses.replace(config, **own)
+
+
+def _intervals(config: RunConfig, task: str) -> tuple[int, ...]:
+    """Return the intervals at which the run's methods evict on a task; the run's interval if none evicts."""
+    evicting = (cell for cell in config.cells() if cell.task == task and cell.method.evicts)
+    return tuple(dict.fromkeys(map(config.interval_of, evicting))) or (config.interval,)
 
 
 def _again(typed: dict[str, Any]) -> Gathered:
@@ -82,9 +100,9 @@ def inputs_of(config: RunConfig, folder: Path | None) -> Inputs:
     from kvbench.runner.inputs import read_inputs
     from kvbench.sources import models
 
-    inputs = read_inputs(unscored(config), terminal.warning)
+    before = {} if folder is None else manifest.read(folder)["environment"]
+    inputs = read_inputs(unscored(config), terminal.warning, before=before)
     if folder is not None:
-        before = manifest.read(folder)["environment"]
         record = same_run.model_record(config, models.state(inputs.info), inputs.adapter)
         same_run.check_model(folder.name, before, record)
         same_run.check_data(folder.name, before.get("tasks", {}), inputs.tasks())

@@ -56,7 +56,7 @@ def chosen(flags: Mapping[str, Any], problems: Problems) -> tuple[tuple[MethodCh
     if (options := builder.gathered.first("method_opt")) is not None:
         builder.read_options(options)
     before = len(problems.errors)
-    methods, budgets = builder.methods({}), builder.axis({}, "budget")
+    [methods], budgets = builder.methods([{}]), builder.axis({}, "budget")
     if len(problems.errors) == before:
         with problems.collect():
             builder.check_option_methods(methods)
@@ -101,7 +101,8 @@ class Builder:
         before = len(self.problems.errors)
         if intervals := self.axis({}, "interval"):
             self.settings["interval"] = intervals[0]
-        grids = [self._grid(block) for block in self.gathered.blocks or [{}]]
+        blocks = self.gathered.blocks or [{}]
+        grids = [self._grid(block, methods) for block, methods in zip(blocks, self.methods(blocks))]
         if len(self.problems.errors) > before:
             return None
         with self.problems.collect():
@@ -124,10 +125,10 @@ class Builder:
                 f"{', '.join(tasks)}. Add {bare(own)} to --task, or leave out {given.source}."
             )
 
-    def _grid(self, block: Layer) -> Grid:
-        """Return the grid of one ``[[grid]]`` block. `_given` decides whether the block or the run's settings give an
-        axis (`method`, `budget`, `interval` or `task`)."""
-        methods, budgets, tasks = self.methods(block), self.axis(block, "budget"), self.axis(block, "task")
+    def _grid(self, block: Layer, methods: list[MethodChoice]) -> Grid:
+        """Return the grid of one ``[[grid]]`` block with these methods. `_given` decides whether the block or the run's
+        settings give an axis (`method`, `budget`, `interval` or `task`)."""
+        budgets, tasks = self.axis(block, "budget"), self.axis(block, "task")
         intervals = tuple(self.axis(block, "interval"))
         if intervals == (self.settings.get("interval", DEFAULTS["interval"]),):
             intervals = ()
@@ -138,15 +139,24 @@ class Builder:
                     own[name] = parse(given.source, PARSERS[name], given.value)
         return Grid(methods=tuple(methods), budgets=tuple(budgets), tasks=tuple(tasks), intervals=intervals, **own)
 
-    def methods(self, block: Layer) -> list[MethodChoice]:
-        """Return the methods of one ``[[grid]]`` block with their options. A method is returned once for every
-        protection that applies to the block. A method that takes no budget, or whose options state a protection, is
-        returned only once."""
-        names, methods = self.axis(block, "method"), []
+    def methods(self, blocks: Sequence[Layer]) -> list[list[MethodChoice]]:
+        """Return the methods of each ``[[grid]]`` block with their options."""
+        axes = [self.axis(block, "method") for block in blocks]
+        names = [name for axis in axes for name, _ in axis]
+        return [self._methods(block, axis, names) for block, axis in zip(blocks, axes)]
+
+    def _methods(self, block: Layer, axis: list[Any], names: list[str]) -> list[MethodChoice]:
+        """Return the methods of one ``[[grid]]`` block, whose axis `method` is given, with their options. names: the
+        methods of all blocks.
+
+        A method is returned once for every protection that applies to the block. A method that takes no budget, or
+        whose options state a protection, is returned only once.
+        """
+        methods = []
         given = self._given(block, "protect") or Given(OWN, "--protect")
-        for name, pairs in names:
+        for name, pairs in axis:
             with self.problems.collect():
-                choice = self._choose(name, list(pairs), [n for n, _ in names])
+                choice = self._choose(name, list(pairs), names)
                 for typed in given.value if isinstance(given.value, (list, tuple)) else [given.value]:
                     methods.append(choice.under(parse(given.source, protection, typed), given.source))
         return list(dict.fromkeys(methods))
@@ -228,8 +238,8 @@ class Builder:
                 self.options.append((choose.canonical(method) if method else None, name, value))
 
     def _choose(self, name: str, pairs: list[tuple[str, str]], names: list[str]) -> MethodChoice:
-        """Return a method with its options. pairs: the options in its ``[[grid]]`` block. names: all methods of the
-        block.
+        """Return a method with its options. pairs: the options in its ``[[grid]]`` block. names: the methods of
+        all blocks.
 
         An option that was typed without a method's name applies to all methods that have it. A typed option replaces
         the option of the same name in the block.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -24,7 +26,7 @@ from kvbench.eviction.budget import label
 from kvbench.runner.shard import Shard, parse_shard
 from kvbench.sources import hub
 from kvbench.sources.models import TINY, ModelInfo, describe
-from kvbench.store import FINAL, check_run_name, check_same, check_writable, resume_command
+from kvbench.store import FINAL, check_run_name, check_same, check_writable, manifest
 
 if TYPE_CHECKING:
     from kvbench.runner.execute import RunResult
@@ -41,7 +43,7 @@ def start(params: Mapping[str, Any]) -> None:
     placed = placement(params)
     chosen, gathered, shard = _checked(params)
     if params["print_sbatch"]:
-        print(slurm_script(params, placed, chosen))
+        print(slurm_script(params, placed, chosen, gathered))
         return
     if chosen.device_map == "auto":
         placed = placed.alone()
@@ -92,7 +94,7 @@ def _checked(params: Mapping[str, Any]) -> tuple[RunConfig, Gathered, Shard | No
     chosen = _choose(gathered, out, resume, problems) if gathered else None
     model = _describe(chosen, gathered, problems)
     if chosen is not None:
-        check(chosen, model, problems, duplicates=params["allow_duplicate_samples"])
+        check(chosen, model, problems, duplicates=params["allow_duplicate_samples"] or resume is not None)
     if not dry and not problems.errors:
         with problems.collect():
             check_writable(params["out"])
@@ -100,8 +102,24 @@ def _checked(params: Mapping[str, Any]) -> tuple[RunConfig, Gathered, Shard | No
     assert gathered is not None
     assert chosen is not None
     if not dry and resume is None:
-        check_same(out, (run_name or chosen.run_name()) + (shard.suffix if shard else ""), chosen.stored())
+        name = (run_name or chosen.run_name()) + (shard.suffix if shard else "")
+        chosen = _in_order_of(out, name, chosen)
+        check_same(out, name, chosen.stored())
     return chosen, gathered, shard
+
+
+def _in_order_of(out: Path, name: str, chosen: RunConfig) -> RunConfig:
+    """Return the configuration with the grids of the run `name`, if that run exists and has the same cells and
+    settings. The run thus keeps the order of its cells when the user gives its methods in another order."""
+    if not os.path.lexists(out / name / manifest.NAME):
+        return chosen
+    record = manifest.read(out / name)
+    # After an error in the recorded settings, `check_same` shows how they differ.
+    with contextlib.suppress(UserError, KeyError, TypeError, ValueError):
+        recorded = RunConfig.from_dict(record["config"])
+        if recorded.hash() == chosen.hash():
+            return dataclasses.replace(chosen, grids=recorded.grids)
+    return chosen
 
 
 def _tell(result: RunResult, chosen: RunConfig, *, quiet: bool, json: bool) -> None:
@@ -126,30 +144,30 @@ def _tell(result: RunResult, chosen: RunConfig, *, quiet: bool, json: bool) -> N
         plan = {"plan": _plan(result)} if result.run_dir is None else {}
         terminal.data({"run": folder, "hash": chosen.hash(), **counts, **plan})
     if result.run_dir is not None:
-        check_scored(result.run_dir, result.planned, result.done, result.failed)
+        check_scored(result.again, result.planned, result.done, result.failed)
 
 
-def check_scored(run_dir: Path, planned: int, done: int, failed: Mapping[str, int], why: str = "") -> None:
-    """Raise IncompleteError if rows of a run are missing or failed. planned, done: numbers of rows; rows that are
-    planned and not done are missing. failed: the number of failed rows by status, without rows that only wait for a
-    score. why: the beginning of the message."""
+def check_scored(again: str, planned: int, done: int, failed: Mapping[str, int], why: str = "") -> None:
+    """Raise IncompleteError if rows of a run are missing or failed. again: the command that continues the run. planned,
+    done: numbers of rows; rows that are planned and not done are missing. failed: the number of failed rows by status,
+    without rows that only wait for a score. why: the beginning of the message."""
     not_run = max(0, planned - done)
     lacking = dict(failed) | ({"not run": not_run} if not_run else {})
     if lacking:
         reasons = ", ".join(f"{count} {status}" for status, count in lacking.items())
         count = sum(lacking.values())
         have = f"{count} of {counted(planned, 'row')} {'has' if count == 1 else 'have'} no score"
-        raise IncompleteError(f"{why}{have} ({reasons}); {_again(run_dir, lacking)}.")
+        raise IncompleteError(f"{why}{have} ({reasons}); {_again(again, lacking)}.")
 
 
-def _again(run_dir: Path, lacking: Iterable[str]) -> str:
-    """Return the last clause of an error: whether another attempt can score the rows that have no score. lacking: the
-    statuses of these rows."""
+def _again(command: str, lacking: Iterable[str]) -> str:
+    """Return the last clause of an error: whether another attempt can score the rows that have no score. command: the
+    command that continues the run. lacking: the statuses of these rows."""
     statuses = {*lacking}
     if statuses <= {*FINAL}:
         return "no other attempt can answer them"
     which = "them" if statuses.isdisjoint(FINAL) else "those that fit"
-    return f"'{resume_command(run_dir)}' tries {which} again"
+    return f"'{command}' tries {which} again"
 
 
 def report_on(run_dir: Path, *, quiet: bool) -> None:

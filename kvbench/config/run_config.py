@@ -23,6 +23,7 @@ from kvbench.eviction import choose
 from kvbench.eviction.budget import Budget, label, order
 from kvbench.eviction.options import OptionError
 from kvbench.eviction.protection import OWN
+from kvbench.store.manifest import HOST
 from kvbench.task import Services
 
 Value = bool | int | float | str | None
@@ -160,13 +161,15 @@ class RunConfig(Settings):
 
     def limit_for(self, task: str) -> int | None:
         """Return how many questions of a task the run asks; None: all questions."""
-        return cast(int | None, self._for_task("limit", task))
+        return cast(int | None, self.for_task("limit", task))
 
     def prompt_style_for(self, task: str) -> str | None:
         """Return the name of the wording (prompt style) of a task's questions; None: the task's own wording."""
-        return cast(str | None, self._for_task("prompt_style", task))
+        return cast(str | None, self.for_task("prompt_style", task))
 
-    def _for_task(self, name: str, task: str) -> Any:
+    def for_task(self, name: str, task: str) -> Any:
+        """Return the value of a setting in `PER_TASK` for a task: the value of the task's grid or, if the grid states
+        none, the run's."""
         given = (getattr(grid, name) for grid in self.grids if task in grid.tasks)
         return next((value for value in given if value is not None), getattr(self, name))
 
@@ -207,7 +210,7 @@ class RunConfig(Settings):
         The order of the cells does not matter. A setting with its default value does not enter the hash, so that a
         later version can add a setting without changing earlier hashes; only `limit` always enters it.
         """
-        free = ("grids", *OPERATIONAL)
+        free = ("grids", *OPERATIONAL, *HOST)
         identity = {k: v for k, v in self.to_dict().items() if k not in free and v != DEFAULTS[k]}
         identity["limits"] = {task: self.limit_for(task) for task in self.tasks}
         if any(grid.prompt_style for grid in self.grids):
@@ -240,8 +243,9 @@ class RunConfig(Settings):
         return {"grids": grids} | {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()}
 
     def stored(self) -> dict[str, Any]:
-        """Return the settings that run.json stores; a command that continues the run must have equal settings. Settings
-        in `OPERATIONAL` are None in the result, because they may differ when a run is continued."""
+        """Return the settings that run.json stores; a command that continues the run must have equal settings, except
+        for those in `HOST`. Settings in `OPERATIONAL` are None in the result: they may differ, and the run's record
+        states them elsewhere."""
         return self.to_dict() | dict.fromkeys(OPERATIONAL)
 
     @classmethod

@@ -6,8 +6,8 @@ import contextlib
 import functools
 import gc
 import os
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,7 +36,7 @@ class OutOfMemory(SetupError):
 
 def total(device: torch.device) -> int:
     """Return the bytes of the device's memory. For a CPU, this is the machine's memory or, if that is smaller, the
-    limit of the process's control group, which containers set."""
+    limit of the process's control groups, which containers and Slurm set."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return _host()
@@ -46,10 +46,30 @@ def total(device: torch.device) -> int:
 def _host() -> int:
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = [machine]
-    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+    for file in _limit_files():
         with contextlib.suppress(OSError, ValueError):  # ValueError: "max"
-            limits.append(int(Path(name).read_text()))
+            limits.append(int(file.read_text()))
     return min(limits)
+
+
+def _limit_files() -> Iterator[Path]:
+    """Yield the files with the memory limits of this process's control group and of all groups above it, which may be
+    lower. A file may be missing: a container sees its own group as the root of the tree."""
+    lines = []
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    own = {controllers: group for _, controllers, group in (line.split(":", 2) for line in lines)}
+    unified = own.get("", "/")
+    memory = next((group for controllers, group in own.items() if "memory" in controllers.split(",")), "/")
+    for root, group, name in (
+        (Path("/sys/fs/cgroup"), unified, "memory.max"),
+        (Path("/sys/fs/cgroup/memory"), memory, "memory.limit_in_bytes"),
+    ):
+        inside = PurePosixPath(group.lstrip("/"))
+        if ".." in inside.parts:  # a group outside the tree that this process sees
+            inside = PurePosixPath()
+        for part in (inside, *inside.parents):
+            yield root / part / name
 
 
 def release(device: torch.device) -> None:

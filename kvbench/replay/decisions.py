@@ -37,20 +37,6 @@ from kvbench.store.schema import as_stored
 MOST_LAYERS = 8  # layers that are recorded, evenly spread
 
 
-def check(config: RunConfig) -> None:
-    """Raise UserError if the run has a setting that a replay does not repeat. With such a setting, the evictions of the
-    replay would differ from the run's."""
-    for name, value, usual in (
-        ("compress", config.compress, "query-aware"),
-        ("prefill", config.prefill, "full"),
-    ):
-        if value != usual:
-            raise UserError(
-                f"the run has --{name} {value}; kvbench records decisions only of runs with --{name} {usual}. Choose "
-                "such a run."
-            )
-
-
 def answers(folder: Path, task: str, names: Sequence[str]) -> list[dict[str, Any]]:
     """Return the rows, with their texts, whose evictions are to be recorded. For each cell whose method evicts and each
     question in `names`, this is the row of the first sample with the status "ok". A missing value in a row is None."""

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvbench.config.run_config import MethodChoice
+from kvbench.config.run_config import MethodChoice, RunConfig
+from kvbench.config.settings import DEFAULTS
 from kvbench.console.progress import Progress
+from kvbench.errors import UserError, quote
 from kvbench.replay.analyses.api import Analysis, AttentionAnalysis
 
 
@@ -32,6 +34,16 @@ class Work:
         """Whether the answers must be read with the chosen methods. The comparison and the analyses of methods need
         these readings."""
         return not self.kinds or not all(issubclass(kind, AttentionAnalysis) for kind in self.kinds)
+
+
+def check_evictions(config: RunConfig, run: str | None) -> None:
+    """Raise UserError if a setting makes a run evict the prompt in another way than a replay does. run: the name of the
+    run whose settings `config` holds; None: the user gave the settings."""
+    for name in ("compress", "prefill"):
+        if (value := getattr(config, name)) != (usual := DEFAULTS[name]):
+            has = f"{name} is {value}" if run is None else f"run {quote(run)} has --{name} {value}"
+            cure = f"Set {name} to {usual}" if run is None else "Choose another run"
+            raise UserError(f"{has}, but methods read answers again only with --{name} {usual}. {cure}.")
 
 
 class Readings(Progress):

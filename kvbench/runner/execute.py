@@ -35,8 +35,8 @@ class RunResult:
 
     failed: number of failed rows by status; "unscored" is no failure. Rows that failed in this call of `execute` count.
     Rows of earlier calls count if their status is in `kvbench.store.FINAL`, because no further attempt can answer these
-    rows. repeated: whether this call generated and scored nothing, because every row was saved before, with a score or
-    a status in `FINAL`.
+    rows. again: the command that continues the run. repeated: whether this call generated and scored nothing, because
+    every row was saved before, with a score or a status in `FINAL`.
     """
 
     run_dir: Path | None  # None after a dry run
@@ -44,6 +44,7 @@ class RunResult:
     planned: int
     plans: tuple[CellPlan, ...]
     failed: Mapping[str, int] = field(default_factory=dict)
+    again: str = ""
     repeated: bool = False
 
 
@@ -96,6 +97,7 @@ def execute(
         allow_version_change=allow_version_change,
         **new,
     ) as folder:
+        folder.settings = same_run.again(folder.info, config, record)
         before = folder.info["environment"]
         notices = same_run.check(name, before, record, allow_version_change=allow_version_change)
         done = folder.done_keys()
@@ -150,5 +152,6 @@ def _run(
         planned=plan.rows,
         plans=plan.cells,
         failed=final + work.failed + Counter(rescored.failed),
+        again=folder.resume_command(),
         repeated=keys <= done and rescored == Rescored(),
     )

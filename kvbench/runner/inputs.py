@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain
@@ -19,7 +19,7 @@ from kvbench.engine.model.adapter import check, refuse_quantised
 from kvbench.engine.model.load import LoadedModel, load
 from kvbench.engine.model.shape import on_meta
 from kvbench.errors import UserError, quote
-from kvbench.runner import image_processor, task_data
+from kvbench.runner import image_processor, same_run, task_data
 from kvbench.runner.spool import Spool
 from kvbench.runner.workload import TaskWork
 from kvbench.sources import adapters, models, quantised, vocabulary
@@ -52,19 +52,30 @@ class Inputs:
         )
 
     def tasks(self) -> dict[str, Any]:
-        """Return each task's version, its data and a hash of its prompts, for the run's record."""
+        """Return each task's version, its data, a hash of its prompts and how it is scored, for the run's record."""
         return {
-            name: {"version": w.task.version, "data": dict(w.data), "prompts": w.prompts_hash()}
+            name: {
+                "version": w.task.version,
+                "data": dict(w.data),
+                "prompts": w.prompts_hash(),
+                "headline": w.task.headline,
+                "needs": sorted(w.task.needs),
+            }
             for name, w in self.works.items()
         }
 
 
 def read_inputs(
-    config: RunConfig, say: Notice, info: models.ModelInfo | None = None, adapter: Adapter | None = None
+    config: RunConfig,
+    say: Notice,
+    info: models.ModelInfo | None = None,
+    adapter: Adapter | None = None,
+    before: Mapping[str, Any] | None = None,
 ) -> Inputs:
     """Read all inputs except weights, and check the judge and the sandbox if a task needs them.
 
-    info, adapter: the model and its adapter, if the caller has looked them up; None: look them up.
+    info, adapter: the model and its adapter, if the caller has looked them up; None: look them up. before: the record
+    of the run that uses these inputs again; None: a new run.
 
     Raises KVBenchError in these cases: the model, the adapter or data are missing; a prompt cannot be made; a task
     needs a judge but --judge is missing or cannot be used; a task needs a sandbox but none works here.
@@ -90,7 +101,9 @@ def read_inputs(
             works[name] = load_task(name, config, data, tokenizer, model_config.model_type, context)
         except DataMissing as error:
             raise task_data.all_missing(error, [n for n in config.tasks if n not in works], config, data) from None
+    recorded = (before or {}).get("tasks", {})
     for name, work in works.items():
+        work.data = same_run.as_recorded(recorded.get(name, {}).get("data", {}), work.data)
         ids = chain.from_iterable(prompt.ids for prompt in work.prompts)
         vocabulary.check_ids(f"a prompt of task {quote(name)}", tokenizer, ids, embeddings)
     _check_end(config, where, tokenizer, model_config, works)

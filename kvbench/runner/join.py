@@ -55,7 +55,7 @@ class Joined:
 class _Known(NamedTuple):
     """The joined run's record of a row. rank: of two records of a row, the one with the higher rank counts."""
 
-    rank: tuple[int, bool, bool]
+    rank: tuple[bool, int, bool]
     outcome: tuple[object, ...]
     status: str
 
@@ -115,7 +115,7 @@ def _add(shard: ShardFolder, known: dict[str, _Known], journal: Journal, say: Ca
     """Copy records of a shard into the joined run, and return the outcome.
 
     A record is copied if the joined run has no record of the same row, or one with a lower `Entry.rank`: its answer
-    was scored again less often, has no score, or is missing because generation failed.
+    has no score, was scored again less often, or is missing because generation failed.
     """
     state = read_journal(shard.path)
     for text in state.notices:

@@ -20,6 +20,7 @@ from kvbench.sources.adapters import Adapter
 from kvbench.sources.model_files import makes_prompts
 from kvbench.sources.models import State
 from kvbench.store import check_run_name, manifest
+from kvbench.store.again import in_force
 
 if TYPE_CHECKING:
     from kvbench.runner.cell import MethodState
@@ -88,6 +89,12 @@ def check(
     return notices
 
 
+def again(info: Mapping[str, Any], config: RunConfig, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a command must give to continue a run as the present command does. info: the content of
+    run.json. config: the present settings. record: the record that a new run would have."""
+    return in_force(info, config.to_dict() | {"model": config.model_place}, record)
+
+
 def check_model(
     run: str, before: Mapping[str, Any], now: Mapping[str, Any], wanted: Callable[[str], bool] = lambda file: True
 ) -> None:
@@ -104,7 +111,7 @@ def check_model(
         if changes := _changes(was, has):
             raise UserError(f"{_describe(changes, f'of model {model} ', run)}, or {NEW_RUN}.")
     elif (old := before.get("model", {}).get("model_revision")) != (new := now["model"]["model_revision"]):
-        former = f"; --revision {old} selects the former revision" if hub.is_commit(old) else ""
+        former = f", or continue the run with --resume and --revision {old}" if hub.is_commit(old) else ""
         raise UserError(
             f"model {model} is at revision {bare(new)} now; run {quote(run)} began with {bare(old)}. "
             f"{NEW_RUN.capitalize()}{former}."
@@ -144,6 +151,22 @@ def check_data(run: str, before: Mapping[str, Any], now: Mapping[str, Any], *, v
                 )
         if versions:
             _check_version(run, f"task {quote(task)}", was, has)
+
+
+def as_recorded(was: Mapping[str, Any], has: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what identifies a task's data as the run's record states it, if the data are the recorded data at another
+    place; otherwise return `has` unchanged.
+
+    A folder states no revision, and a table from the hub has no hash. Keys of rows contain both, so that a run which
+    continues with the same data from elsewhere needs the recorded ones.
+    """
+    hashes = [data.get("sha256") for data in (was, has)]
+    if all(hashes):
+        same = hashes[0] == hashes[1]
+    else:  # of a table, compare the ids; prompts are compared in any case
+        elsewhere = None in (was.get("revision"), has.get("revision"))
+        same = elsewhere and all(was.get(part) == has.get(part) is not None for part in ("ids_sha256", "rows"))
+    return {**has, **{part: was.get(part) for part in ("sha256", "revision")}} if same else has
 
 
 def _check_version(run: str, what: str, was: Mapping[str, Any], has: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from kvbench.runner.session import Runner
 from kvbench.runner.workers.coordinator import Coordinator
 from kvbench.runner.workers.executor import Order
 from kvbench.runner.workers.placement import Placement
-from kvbench.store import RunFolder, resume_command
+from kvbench.store import RunFolder
 
 
 class Work:
@@ -39,9 +39,7 @@ class Work:
 
     def state(self) -> str:
         """Return the end of a message: how many rows are saved, and the command that continues the run."""
-        return (
-            f"{self.done} of {counted(self.plan.rows, 'row')} saved; continue with {resume_command(self.folder.path)}"
-        )
+        return f"{self.done} of {counted(self.plan.rows, 'row')} saved; continue with {self.folder.resume_command()}"
 
     def do(self, placement: Placement, order: Order, done: Collection[str]) -> None:
         """Generate the rows that are not `done`, and save them. Raises KVBenchError."""

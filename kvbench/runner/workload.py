@@ -57,7 +57,7 @@ def _own_task(name: str, task_file: str | None) -> Task | None:
     from kvbench.tasks.file import FileTask
 
     task = FileTask(task_file)
-    return task if name in ("", "file", task.name) else None
+    return task if name.strip().lower() in ("", "file", task.name) else None
 
 
 def make_method(cell: Cell) -> Method:
@@ -301,8 +301,15 @@ def _notes(
         )
     if config.max_prompt_tokens and spec.truncate == "none":
         notes.append(f"task {quote(task.name)} does not cut its prompts; --max-prompt-tokens has no effect on it.")
-    if config.template_option and not reader.chat:
-        notes.append(f"task {quote(task.name)} uses no chat template; --template-option has no effect on it.")
+    switch = None if config.thinking is None else "--thinking" if config.thinking else "--no-thinking"
+    given = {"--template-option": config.template_option, "--chat-template": config.chat_template, switch: switch}
+    for flag in (flag for flag, value in given.items() if value and not reader.chat):
+        notes.append(f"task {quote(task.name)} uses no chat template; {flag} has no effect on it.")
+    if switch and reader.chat and _unheard(config.thinking, thinking, reader):
+        notes.append(
+            f"task {quote(task.name)}: the chat template does not read {template_variables.THINKING}; {switch} has no "
+            "effect on it."
+        )
     if thinking and spec.thinking is False:
         notes.append(
             f"task {quote(task.name)} runs without thinking, but the chat template always opens a thinking block, in "
@@ -324,6 +331,17 @@ def _notes(
             "(column multi_turn_cache)."
         )
     return [*notes, *task.notes()]
+
+
+def _unheard(asked: bool | None, thinking: bool | None, reader: ModelReader) -> bool:
+    """Return whether the user turned thinking on or off, and the chat template can do neither.
+
+    False if the template always does what the user asked, and for thinking off without tags of thinking. thinking: as
+    `prompts.effective_thinking` returns it.
+    """
+    template = prompts.template_text(reader.tokenizer, reader.template)
+    reads = template is None or template_variables.reads_thinking(template)
+    return not reads and (not thinking if asked else thinking is False)
 
 
 def version(name: str) -> str:

@@ -22,6 +22,8 @@ JUDGE = ("judge", "judge_model", "judge_key_env", "judge_mode")
 CODE = ("plugin", "task_file")
 SCORING = (*JUDGE, "unsafe_run_code")
 AGAIN = (*CODE, *SCORING)
+MOVED = ("model", "revision", "chat_template", "device")  # a continued run may have other values than `config` states
+DATA = ("data", "data_revision", "allow_data_mismatch", "keep_prompts")  # or than `environment` states
 _USUAL = {"judge_key_env": "OPENAI_API_KEY", "judge_mode": "single"}
 
 
@@ -50,14 +52,33 @@ def names_no_judge(judge: str | None) -> bool:
     return judge is None or judge.strip().lower() == "none"
 
 
-def resume_command(run_dir: Path) -> str:
-    """Return the command that continues a run. The command repeats the settings that the user must give again (`used`),
-    unless the run's record cannot be read."""
-    try:
-        again = used(manifest.read(run_dir))
-    except KVBenchError:  # the folder or its disk is gone; the rest of the command is still right
-        again = {}
-    return line(["kvbench", "run", "--resume", *_place(run_dir), *words(again)])
+def in_force(info: Mapping[str, Any], config: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that the user must give again to continue a run as the present command does. These are the
+    settings of `used` with their present values, and settings whose present value is not the recorded one.
+
+    info: the content of run.json. config: the present settings. environment: the record that a new run would have.
+    """
+    began = info["environment"]
+    settings = used({"config": config, "environment": environment})
+    if environment.get("unsafe_run_code"):
+        settings["unsafe_run_code"] = True
+    for names, now, recorded in ((MOVED, config, info["config"]), ((*DATA, *JUDGE), environment, began)):
+        for name in names:
+            was = recorded.get(name) or _USUAL.get(name)
+            if (value := now.get(name)) not in (None, was, began.get("data_variable")):
+                settings[name] = value
+    return settings
+
+
+def resume_command(run_dir: Path, settings: Mapping[str, Any] | None = None) -> str:
+    """Return the command that continues a run. settings: those that the command repeats; None: the recorded settings
+    that the user must give again (`used`), or no settings if the run's record cannot be read."""
+    if settings is None:
+        try:
+            settings = used(manifest.read(run_dir))
+        except KVBenchError:  # the folder or its disk is gone; the rest of the command is still right
+            settings = {}
+    return line(["kvbench", "run", "--resume", *_place(run_dir), *words(settings)])
 
 
 def repair_command(run_dir: Path) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from kvbench.errors import NEW_RUN, UserError, bare, joined, quote
 from kvbench.store import manifest, tables
+from kvbench.store.again import resume_command
 from kvbench.store.files import is_leftover, probe, reason, remove_leftovers, sync_folder, unwritable
 from kvbench.store.journal import Journal
 from kvbench.store.lock import RunLock
@@ -25,12 +26,13 @@ LOCK = "lock"
 
 class RunFolder:
     """A run's folder, opened and locked by `open` or `resume`. `notices`: warnings to the user; `info`: the content of
-    run.json."""
+    run.json; `settings`: the settings that `resume_command` repeats, None: those that the run's record states."""
 
     def __init__(self, path: Path, lock: RunLock, notices: list[str], info: dict[str, Any]) -> None:
         self.path, self.name = path, path.name
         self.notices, self.info = notices, info
         self.planned: int | None = info.get("planned")
+        self.settings: Mapping[str, Any] | None = None
         self._lock = lock
         self._done_before: int | None = None
         self._content: JournalContent | None = None
@@ -113,10 +115,14 @@ class RunFolder:
         return done
 
     def journal(self, *, again: str | None = None) -> Journal:
-        """Return a journal that writes to a new segment, a file that only this process writes. again: as for
-        `Journal`."""
+        """Return a journal that writes to a new segment, a file that only this process writes. again: as for `Journal`;
+        None: with `resume_command`."""
         before = len(self.done_keys()) if self._done_before is None else self._done_before
-        return Journal(self.path, rows_before=before, again=again)
+        return Journal(self.path, rows_before=before, again=again or f"continue with {self.resume_command()}")
+
+    def resume_command(self) -> str:
+        """Return the command that continues the run."""
+        return resume_command(self.path, self.settings)
 
     def seal(self) -> dict[str, Any]:
         """Make rows.parquet, texts.parquet and seal.json from the journal. Returns the content of seal.json."""

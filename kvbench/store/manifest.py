@@ -35,6 +35,8 @@ AS_GIVEN = (
     *("model_files", "methods", "method_files"),
 )
 
+HOST = ("device",)  # settings that run.json states and that may differ when a run is continued: a host chooses them
+
 _LARGEST = 64 << 20  # most bytes of a run.json; with thousands of cells it has some megabytes
 
 Differences = dict[str, tuple[Any, Any]]  # name of the setting -> (the run's value, the other value)
@@ -132,10 +134,11 @@ def _check_hashes(path: Path, content: dict[str, Any]) -> None:
 
 
 def compare(info: Mapping[str, Any], config: Mapping[str, Any]) -> Differences:
-    """Return the settings in which `config` differs from a run's configuration. info: the content of the run's
-    run.json."""
+    """Return the settings in which `config` differs from a run's configuration, without those in `HOST`. info: the
+    content of the run's run.json."""
     # `plain` hides secrets in the stored settings again: a value that is a secret now need not have been one then.
-    return differences(plain(info["config"]), plain(config))
+    differing = differences(plain(info["config"]), plain(config))
+    return {name: pair for name, pair in differing.items() if name not in HOST}
 
 
 def check_format(file: str, format: object) -> None:
@@ -165,12 +168,15 @@ def value(setting: Any) -> str:
 
 
 def _grid(grid: Mapping[str, Any]) -> str:
-    """Return a grid as text: ``full, gkv(window=8) at 48, 25% on walk``."""
+    """Return a grid as text: ``full, gkv(window=8) at 48, 25% every 16 on walk (limit 4, prompt style plain)``."""
     options = [", ".join(f"{k}={v}" for k, v in sorted(m.get("options", {}).items())) for m in grid["methods"]]
     methods = ", ".join(m["name"] + (f"({o})" if o else "") for m, o in zip(grid["methods"], options))
     budgets = ", ".join(map(str, grid.get("budgets", [])))
-    limit = f" (limit {grid['limit']})" if grid.get("limit") is not None else ""
-    return bare(f"{methods}{f' at {budgets}' if budgets else ''} on {', '.join(grid.get('tasks', []))}{limit}")
+    intervals = ", ".join(map(str, grid.get("intervals", [])))
+    own = {"limit": grid.get("limit"), "prompt style": grid.get("prompt_style")}
+    notes = ", ".join(f"{name} {value}" for name, value in own.items() if value is not None)
+    size = (f" at {budgets}" if budgets else "") + (f" every {intervals}" if intervals else "")
+    return bare(f"{methods}{size} on {', '.join(grid.get('tasks', []))}{f' ({notes})' if notes else ''}")
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -8,8 +8,9 @@ A torn last record is dropped, and a damaged record is skipped. Both are reporte
 generated again. A record that is not a row counts as damaged even if its checksum is right, because a journal may come
 from anyone.
 
-If a row has several records, only those with the highest `score_pass` (how often the answer was scored again) count. In
-the order of segment names and positions, the record taken is
+If a row has several records, those with status "ok" count before all others. Among equals, those with the highest
+`score_pass` (how often the answer was scored again) count. In the order of segment names and positions, the record
+taken is then
 
 - the first with status "ok",
 - else the last with an answer,
@@ -19,6 +20,7 @@ the order of segment names and positions, the record taken is
 from __future__ import annotations
 
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -32,6 +34,7 @@ from kvbench.store.schema import FINAL, OK, UNSCORED, is_text, read_row
 from kvbench.store.strict_json import parse
 
 _LONGEST = 256 << 20  # bytes of a record
+_KEY = re.compile(rb'[0-9a-f]{8} {"kind":"row","row":{"row_key":"([0-9a-f]{24})"')  # the beginning of a row's record
 MOST_OPEN = 64  # segments that a `TextReader` keeps open; systems commonly allow 1,024 open files
 
 
@@ -49,9 +52,9 @@ class Entry:
         return bool(self.row["status"] == OK)
 
     @property
-    def rank(self) -> tuple[int, bool, bool]:
+    def rank(self) -> tuple[bool, int, bool]:
         """The rank of this record: of several records of a row, the one with the highest rank counts."""
-        return self.scored, self.ok, self.generated
+        return self.ok, self.scored, self.generated
 
     def counts_before(self, other: Entry) -> bool:
         """Whether this record counts instead of `other`, a record of the same row. The order in which the two records
@@ -93,6 +96,7 @@ class JournalContent:
     nondeterministic_duplicates: int = 0  # duplicates whose output or score differs from the earlier record's
     ends: dict[str, int] = field(default_factory=dict)  # segment -> bytes of the lines read
     torn: dict[str, int] = field(default_factory=dict)  # segment -> offset of a last line without its line end
+    unfinished: dict[str, str] = field(default_factory=dict)  # segment -> key of the row in that line, if it shows one
     damaged: dict[str, list[int]] = field(default_factory=dict)  # segment -> offsets of damaged records
 
     @property
@@ -107,10 +111,11 @@ class JournalContent:
 
     @property
     def notices(self) -> list[str]:
-        """Lines for the user about dropped records, and about rows that were generated twice with different results."""
-        lines = []
+        """Lines for the user about dropped records, and about rows that were generated twice with different results. A
+        dropped last record is left out if its row was saved later."""
+        lines, done = [], self.done
         for name in self.segments:
-            if (offset := self.torn.get(name)) is not None:
+            if (offset := self.torn.get(name)) is not None and self.unfinished.get(name) not in done:
                 lines.append(f"{bare(name)}: the unfinished record at offset {offset} is dropped; its row runs again.")
             if name in self.damaged:
                 shown = few(list(map(str, self.damaged[name])), 5)
@@ -222,6 +227,7 @@ def _read_on(content: JournalContent, folder: Path, name: str, size: int) -> Non
     """Read those lines of a segment that `content` lacks, and add their rows to `content`. size: the segment's
     length in bytes."""
     content.torn.pop(name, None)
+    content.unfinished.pop(name, None)
     for offset, line in _lines(folder / name, content.ends.get(name, 0), size):
         if (record := decode(line)) is not None:
             content.add(Entry(record["row"], name, offset, len(line)))
@@ -229,6 +235,8 @@ def _read_on(content: JournalContent, folder: Path, name: str, size: int) -> Non
             content.damaged.setdefault(name, []).append(offset)
         else:
             content.torn[name] = offset
+            if key := _KEY.match(line):
+                content.unfinished[name] = key[1].decode()
             return
         content.ends[name] = offset + len(line)
 

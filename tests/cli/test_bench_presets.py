@@ -197,6 +197,8 @@ def test_what_is_typed_replaces_a_preset():
     assert [(m.name, budget) for m, budget in methods.pairs] == [("tova", 512), ("tova", 128), ("tova", 256)]
     option = asked(preset="foresightkv-table3", method_opt=["foresightkv.sampling=false"], budget=["64"])
     assert [m.label for m, _ in option.pairs] == ["full", "foresightkv(sampling=False)"]
+    added = asked(preset="gkv-table3", method_opt=["alpha=0.5"], budget=["64"])
+    assert [m.label for m, _ in added.pairs] == ["gkv(alpha=0.5, form=local)", "gkv(alpha=0.5)"]
     assert asked(memory="0.5").values["memory"] == 1 << 29
 
 

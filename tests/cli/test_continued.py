@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,9 @@ from kvbench.cli.continued import continued
 from kvbench.config.layers import Gathered
 from kvbench.errors import SetupError
 from kvbench.scoring import sandbox
+from kvbench.sources.data import source
+from kvbench.sources.data.location import in_folder
+from kvbench.sources.data.source import BUNDLED
 from kvbench.store import read_rows
 from kvbench.taskkit.synthetic_task import SyntheticTask
 
@@ -243,6 +247,35 @@ def test_the_printed_command_names_the_judge(serve, tmp_path: Path, capsys: pyte
     command = resume_command(tmp_path / "r1")
     assert command == f"kvbench run --resume r1 --out {tmp_path} " + " ".join(judge)
     assert main([*command.split()[1:], "-q"]) == 0
+
+
+def test_the_printed_command_has_the_settings_in_force(serve, tmp_path: Path, capsys) -> None:
+    """A judge, data and device that the run did not begin with."""
+    run = ["run", "--method", "full", "--task", "mt_bench", "--limit", "1", "--max-new-tokens", "8", "--judge", "none"]
+    out = ["--out", str(tmp_path), "-q"]
+    assert main([*run, *out, "--run-name", "r1"]) == 0
+    shutil.copytree(BUNDLED / "mt_bench", tmp_path / "data" / "mt_bench")
+    new = [*("--judge", serve(say("no rating")).url, "--judge-model", "m", "--judge-key-env", "JUDGE_KEY")]
+    new = [*new, "--device", "cpu", "--data", str(tmp_path / "data")]
+    for command in (["run", "--resume", "r1", *new], ["score", "r1", *(new[:6] + new[8:])]):
+        capsys.readouterr()
+        assert main([*command, *out]) == 4
+        printed = capsys.readouterr().err.partition("'kvbench ")[2].partition("'")[0]
+        assert set(command) - {"r1"} <= set(printed.split()), printed
+
+
+def test_the_same_data_from_another_place_continue_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run began with a file of the hub's cache, whose commit is a part of the keys of rows."""
+    shutil.copytree(BUNDLED / "mt_bench", tmp_path / "data" / "mt_bench")
+    common = ["--data", str(tmp_path / "data"), "--judge", "none", "--out", str(tmp_path), "-q"]
+    run = ["run", "--method", "full", "--task", "mt_bench", "--limit", "1", "--max-new-tokens", "8", *common]
+    with monkeypatch.context() as patch:
+        patch.setattr(source, "in_folder", lambda *where: replace(in_folder(*where), source="hub", revision="1" * 40))
+        assert main([*run, "--run-name", "r1"]) == 0
+    before = read_rows(tmp_path / "r1")
+    assert main(["run", "--resume", "r1", *common]) == 0
+    assert main(["score", "r1", *common]) == 4  # there is no judge
+    assert read_rows(tmp_path / "r1").equals(before)
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ def test_a_replay_asks_for_nothing_that_a_folder_names(compare, monkeypatch: pyt
     """Neither does it load a model for sides that cannot be compared."""
     seen = []
 
-    def read(config, say):
+    def read(config, say, before=None):
         seen.append((hub.may_ask(config.model), config.model))
         raise UserError("stop here.")
 

@@ -53,6 +53,7 @@ def test_hash_depends_on_what_changes_rows_and_on_nothing_else() -> None:
         RunConfig(grids=(grid("gkv,full", (48, 64)),)),
         RunConfig(grids=(grid("full", ()), grid("gkv"))),
         dataclasses.replace(base, data="elsewhere"),
+        dataclasses.replace(base, device="cuda:1"),
     ]
     other = [
         dataclasses.replace(base, seed=1),
@@ -203,6 +204,15 @@ def test_blocks_take_what_they_lack_from_the_run(tmp_path: Path) -> None:
     ]
     assert (config.limit_for("walk"), config.limit_for("chain")) == (2, None)
     assert built(config=path, limit="1").limit_for("walk") == 1
+
+
+def test_an_option_goes_to_the_methods_of_all_blocks_that_have_it(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('task="walk"\nbudget=48\n[[grid]]\nmethod=["full","gkv"]\n[[grid]]\nmethod=["tova","rkv"]\n')
+    config = built(config=path, method_opt=["form=local"])
+    assert [m.label for m in config.methods] == ["full", "gkv(form=local)", "tova", "rkv"]
+    with pytest.raises(KVBenchError, match="method 'rkv' has no option 'xyzzy'"):
+        built(config=path, method_opt=["xyzzy=1"])
 
 
 def test_a_block_words_the_questions_of_its_tasks(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_scores_under_way_are_left_and_their_processes_end(zygote: Zygote, folde
 OTHERS = {  # a command -> a function in it, what the line says, the signal
     "score done --all -q": (
         "kvbench.runner.rescore:_Scoring._write",
-        "interrupted: scores made so far are saved; the same",
+        "interrupted: scores made so far are saved; the same command scores all answers again.",
         HUP,
     ),
     "score done  --all -q": ("kvbench.store.tables:write_rows", "interrupted: scores made so far are saved", TERM),

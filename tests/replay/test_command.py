@@ -38,7 +38,9 @@ REFUSED = {
     "oracle": ("run --method golden --budget 32 --task walk", "method 'golden' is an oracle"),
     "pair": ("run --method snapkv+golden --budget 64 --task walk", "'kvbench replay --method snapkv+golden', where"),
     "bench": ("bench --method golden", "method 'golden' is an oracle"),
+    "chunked": ("replay --budget 32 --task walk", "prefill is chunked, but methods read answers again only with"),
 }
+VARIABLES = {"chunked": {"KVBENCH_METHOD": "all", "KVBENCH_PREFILL": "chunked"}}
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +50,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def session(folder: Path, calls: Callable) -> dict:
-    lines = [*SESSION.values(), *(line for line, _ in REFUSED.values()), "list methods --json"]
-    found = calls(folder, [(line.split(), {}) for line in lines])
-    return dict(zip([*SESSION, *REFUSED, "list"], found))
+    lines = SESSION | {case: line for case, (line, _) in REFUSED.items()} | {"list": "list methods --json"}
+    return dict(zip(lines, calls(folder, [(line.split(), VARIABLES.get(case, {})) for case, line in lines.items()])))
 
 
 def document(result) -> dict:

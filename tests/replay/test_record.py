@@ -28,6 +28,8 @@ SESSION = {
     "memory": "report results/r1 --memory --html other.html",
     "agnostic": f"{RUN} --compress query-agnostic --task walk/orbit-100 --limit 1 --run-name r2",
     "refused": "record r2",
+    "replayed": "replay --run r2 --method gkv --budget 34",
+    "compared": "compare r2 --save kept.json --replay",
     "full": "run --method full --task walk/orbit-100 --limit 1 --run-name r3 -q",
     "nothing": "record r3",
     "own": f"run --method rpc {NATIVE_OPTIONS} --task walk/orbit-300 --limit 1 --run-name r4 -q",
@@ -90,8 +92,9 @@ def test_the_page_is_of_scores_only(session: dict[str, Any], folder: Path) -> No
 def test_what_cannot_be_recorded_is_said(session: dict[str, Any]) -> None:
     assert session["unknown"].code == 2
     assert "nothing to record for --sample 'none', because the run has no question" in session["unknown"].err
-    assert session["refused"].code == 2
-    assert "--compress query-agnostic" in session["refused"].err
+    for case in ("refused", "replayed", "compared"):
+        assert session[case].code == 2
+        assert "r2' has --compress query-agnostic, but methods read answers again only with" in session[case].err
     assert session["nothing"].code == 2
     assert "run 'r3' has no eviction to record." in session["nothing"].err
 

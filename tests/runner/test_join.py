@@ -66,6 +66,12 @@ def test_the_joined_run_is_the_undivided_run(made: Path, out: Path) -> None:
     assert read_run(out / "r").progress == f"{ROWS} of {ROWS} rows"
 
 
+def test_shards_may_have_used_different_devices(made: Path, out: Path) -> None:
+    rewrite(out / NAMES[1], {"config": manifest.plain(CONFIG.stored()) | {"device": "cpu"}})
+    assert joined(out).statuses == {"ok": ROWS}
+    assert differences(made / "whole", out / "r") == []
+
+
 def test_joining_again_adds_nothing(made: Path, out: Path) -> None:
     joined(out)
     before = segment(out / "r").read_bytes()
@@ -86,7 +92,7 @@ def test_rows_of_a_missing_shard_are_generated(made: Path, out: Path) -> None:
 
 def test_a_killed_shard_is_joined_as_it_is_and_again_when_it_is_finished(made: Path, out: Path) -> None:
     lines = segment(out / NAMES[1]).read_bytes().splitlines(keepends=True)
-    segment(out / NAMES[1]).write_bytes(b"".join(lines[:3]) + lines[3][:40])
+    segment(out / NAMES[1]).write_bytes(b"".join(lines[:3]) + lines[3][:400])
     for table in ("rows.parquet", "texts.parquet", "seal.json"):
         (out / NAMES[1] / table).unlink()
     said: list[str] = []
@@ -95,7 +101,9 @@ def test_a_killed_shard_is_joined_as_it_is_and_again_when_it_is_finished(made: P
     assert len(said) == 1
     assert said[0].startswith(f"{NAMES[1]}: ")
     assert "unfinished record" in said[0]
+    assert len(read_journal(out / NAMES[1]).notices) == 1
     again = run(out, NAMES[1], resume=True)
+    assert read_journal(out / NAMES[1]).notices == []  # the row of the unfinished record is saved
     assert (again.done, again.planned) == (8, 8)
     assert differences(made / NAMES[1], out / NAMES[1]) == []
     second = joined(out)
@@ -146,6 +154,7 @@ def test_a_better_record_replaces_a_worse_one(out: Path) -> None:
     assert outcome(status="oom", score=None) == (0, "ok", record["row"]["score"])
     assert outcome(score_pass=1, score=0.75) == (1, "ok", 0.75)
     assert outcome() == (0, "ok", 0.75)
+    assert outcome(status="judge_error", score=None, score_pass=2) == (0, "ok", 0.75)
 
 
 Change = Callable[[Path], object]

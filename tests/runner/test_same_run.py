@@ -311,7 +311,7 @@ def test_equal_records_are_one_run() -> None:
         (
             record(model={"model": "org/m", "model_revision": "2" * 40}),
             f"model 'org/m' is at revision {'2' * 40} now; run 'r1' began with {'1' * 40}. Start a new run "
-            f"(kvbench run --run-name); --revision {'1' * 40} selects the former revision.",
+            f"(kvbench run --run-name), or continue the run with --resume and --revision {'1' * 40}.",
         ),
         (
             record(methods=edited(version="2")),
@@ -346,6 +346,32 @@ def test_another_source_of_a_method_is_refused_unless_versions_may_change() -> N
     )
     (notice,) = same_run.check("r1", record(), now, allow_version_change=True)
     assert notice == said + "Every row states its source (column method_source)."
+
+
+FILE = {"sha256": "s", "revision": None, "ids_sha256": "i", "rows": 2}
+TABLE = FILE | {"sha256": None, "revision": "c"}
+
+
+@pytest.mark.parametrize(
+    ("was", "has", "same"),
+    [
+        (FILE | {"revision": "c"}, FILE, True),
+        (FILE, FILE | {"revision": "c"}, True),
+        (FILE, FILE | {"sha256": "t"}, False),
+        (TABLE, FILE, True),
+        (FILE, TABLE, True),
+        (TABLE, FILE | {"ids_sha256": "j"}, False),
+        (TABLE, FILE | {"rows": 3}, False),
+        (TABLE | {"ids_sha256": None}, FILE | {"ids_sha256": None}, False),
+        (TABLE, TABLE | {"revision": "d"}, False),
+        ({}, FILE, False),
+        ({}, {}, False),
+    ],
+)
+def test_the_same_data_from_another_place_are_the_recorded_data(was: dict, has: dict, same: bool) -> None:
+    found = same_run.as_recorded(was, has | {"location": "here"})
+    recorded = {part: was[part] for part in ("sha256", "revision")} if same else {}
+    assert found == has | {"location": "here"} | recorded
 
 
 EVIL = "x\n\x1b[2Jerror: y"

@@ -15,6 +15,7 @@ from support.runs import configuration, model_folder
 from support.signals_to_workers import SignalsParents
 from support.stub_workers import row_of
 
+from kvbench.cli.app import main
 from kvbench.config.run_config import Grid, MethodChoice
 from kvbench.errors import SetupError, UserError
 from kvbench.runner.execute import execute
@@ -192,20 +193,31 @@ def test_wrong_parameters_are_refused_with_their_text(text: str) -> None:
 def test_the_script_runs_the_command_in_shards_and_says_how_to_join(tmp_path: Path) -> None:
     command = shlex.split("run -m 'gkv,h2o' --executor slurm --workers=3 --slurm mem=9G --run-name r --print-sbatch -q")
     parameters = parse_parameters(["mem=9G", "setup=module load cuda"])
-    text = script(command, "r", "my results", 3, parameters, gpus=True)
+    variables = {"KVBENCH_TASK": "walk", "KVBENCH_DATA": "it's $HOME"}
+    text = script(command, variables, "r", "my results", 3, parameters, gpus=True)
     assert text.startswith("#!/bin/bash\n#SBATCH --job-name=kvbench-r\n#SBATCH --array=1-3\n")
     assert "\n#SBATCH --gpus-per-node=1\n#SBATCH --mem=9G\n#" in text
     place = "'\"'\"'my results'\"'\"'"
     assert f"--wrap 'kvbench join {place[:-5]}/r{place[-5:]}-[1-9]-of-3 --run-name r --out {place}'\n" in text
     said = tmp_path / "srun"
-    said.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    said.write_text('#!/bin/sh\nprintf "%s\\n" "$@" "$KVBENCH_TASK" "$KVBENCH_DATA"\n')
     said.chmod(0o755)
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_ARRAY_TASK_ID": "2"}
     without_setup = text.replace("module load cuda\n", "")
     words = subprocess.run(["bash", "-c", without_setup], env=environment, capture_output=True, text=True, check=True)
-    expected = ["kvbench", "run", "-m", "gkv,h2o", "-q", "--run-name", "r", "--shard", "2/3"]
+    expected = ["kvbench", "run", "-m", "gkv,h2o", "-q", "--run-name", "r", "--shard", "2/3", *variables.values()]
     assert words.stdout.split("\n")[:-1] == expected
-    assert "#SBATCH --gpus" not in script(command, "r", "results", 3, parameters, gpus=False)
+    assert "#SBATCH --gpus" not in script(command, {}, "r", "results", 3, parameters, gpus=False)
+
+
+def test_the_script_exports_variables_that_gave_settings(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    given = ["run", "--task", "walk", "--seed", "1", "--executor", "slurm", "--workers", "2", "--print-sbatch"]
+    for name, value in {"SEED": "7", "METHOD": "full", "DATA": "my data", "NO_PROGRESS": "1"}.items():
+        monkeypatch.setenv(f"KVBENCH_{name}", value)
+    monkeypatch.setattr("sys.argv", ["kvbench", *given])
+    assert main(given) == 0
+    exported = [line for line in capsys.readouterr().out.splitlines() if line.startswith("export")]
+    assert exported == ["export 'KVBENCH_DATA=my data'", "export KVBENCH_METHOD=full"]
 
 
 @pytest.mark.parametrize(("name", "package"), [("ray", "ray"), ("slurm", "submitit")])
@@ -215,14 +227,23 @@ def test_a_missing_package_is_one_line_with_its_extra(name: str, package: str, m
         Placement(name=name).require_package()
 
 
-def test_the_printed_join_names_the_shards_of_this_run_only(tmp_path: Path) -> None:
-    """Beside them are shards of other runs, whose names begin or end alike."""
-    mine = [f"my results/main-{number}-of-12" for number in range(1, 13)]
+@pytest.mark.parametrize("there", [12, 9])
+def test_the_printed_join_names_the_shards_of_this_run_only(there: int, tmp_path: Path) -> None:
+    """Beside them are shards of other runs, whose names begin or end alike. With 9, one pattern matches no folder."""
+    mine = [f"my results/main-{number}-of-12" for number in range(1, there + 1)]
     for folder in (*mine, *(f"my results/main-{more}-3-of-12" for more in ("1", "02", "x")), "my results/main-1-of-2"):
         (tmp_path / folder).mkdir(parents=True)
-    text = script(["run"], "main", "my results", 12, {}, gpus=False)
+    text = script(["run"], {}, "main", "my results", 12, {}, gpus=False)
     [wrapped] = [line.partition("--wrap ")[2] for line in text.splitlines() if "--wrap" in line]
     [join] = shlex.split(wrapped)
-    printed = ["sh", "-c", join.replace("kvbench join", 'printf "%s\\n"')]
-    said = subprocess.run(printed, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert (sorted(said[:12]), said[12:]) == (sorted(mine), ["--run-name", "main", "--out", "my results"])
+    kvbench = tmp_path / "bin" / "kvbench"
+    kvbench.parent.mkdir()
+    kvbench.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    kvbench.chmod(0o755)
+    environment = {"PATH": f"{kvbench.parent}:/usr/bin:/bin"}
+    ended = subprocess.run(
+        ["sh", "-c", join], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    said = ended.stdout.splitlines()
+    assert (said[0], sorted(said[1:-4])) == ("join", sorted(mine))
+    assert said[-4:] == ["--run-name", "main", "--out", "my results"]

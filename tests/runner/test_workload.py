@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import transformers
-from support.chat_templates import OPEN
+from support.chat_templates import OPEN, OTHER, PLAIN, SEED, SWITCH, SWITCHED_CHANNELS
 from support.folders import DATA
 from tokenizers import AddedToken
 
@@ -202,6 +202,33 @@ def test_a_template_that_always_opens_a_thinking_block(
     assert {prompt.thinking for prompt in work.prompts} == {scored}
     assert work.thinking is True  # the column
     assert any("always opens a thinking block" in note for note in work.notes) is noted
+
+
+@pytest.mark.parametrize(
+    ("template", "settings", "told"),
+    [
+        (SWITCH, {"thinking": True}, ()),
+        (SWITCHED_CHANNELS, {"thinking": True}, ()),
+        (OPEN, {"thinking": True}, ()),
+        (PLAIN, {"thinking": True}, ("--thinking",)),
+        (OTHER, {"thinking": True}, ("--thinking",)),
+        (PLAIN, {"thinking": False}, ()),
+        (SEED, {"thinking": False}, ("--no-thinking",)),
+        (SWITCH, {"thinking": False, "no_chat_template": True}, ("--chat-template", "--no-thinking")),
+        (SWITCH, {"no_chat_template": True}, ("--chat-template",)),
+    ],
+)
+def test_a_setting_without_effect_is_told(
+    tokenizer: Any, tmp_path: Path, template: str, settings: dict[str, Any], told: tuple[str, ...]
+) -> None:
+    (tmp_path / "t.jinja").write_text(template)
+    made = config(
+        "gkv", 48, task="aime24", chat_template=str(tmp_path / "t.jinja"), data=str(DATA / "tasks"), **settings
+    )
+    source = Data(made.data, env={}, allow_mismatch=True)
+    work = TaskWork.load("aime24", made, source, tokenizer, "qwen3", 32768, spool=Spool(), vision=no_images)
+    notes = [note for note in work.notes if note.endswith("has no effect on it.")]
+    assert [note.removesuffix(" has no effect on it.").split()[-1] for note in notes] == list(told)
 
 
 def test_what_reads_prompts_is_part_of_what_a_row_is(tokenizer: Any) -> None:

@@ -164,12 +164,14 @@ def _decided(side: Side, typed: Mapping[str, Any]) -> Side:
     from kvbench.cli.replayed_run import inputs_of
     from kvbench.compare.decisions import decided, one_run
     from kvbench.config.layers import gather
+    from kvbench.replay.work import check_evictions
     from kvbench.sources import hub
 
     one_run(side)
     [folder] = side.folders
     given = gather(typed, os.environ)
     config = continued(folder.parent, folder.name, given, needed=TO_ASK, more_plugins=True)
+    check_evictions(config, folder.name)
     with hub.only(asked(config, given)):
         return decided(side, config, inputs_of(config, folder))
 

@@ -118,4 +118,4 @@ def _check(joined: Joined) -> None:
     failed = {status: count for status, count in joined.statuses.items() if status not in (OK, "unscored")}
     gone = few(list(map(str, joined.missing)), 4)
     why = f"shard {gone} was not given: " if gone else ""
-    check_scored(joined.run_dir, joined.planned, joined.statuses.total(), failed, why)
+    check_scored(resume_command(joined.run_dir), joined.planned, joined.statuses.total(), failed, why)

@@ -17,7 +17,7 @@ from kvbench.config.parsers import parse
 from kvbench.config.settings import PARSERS
 from kvbench.console import terminal
 from kvbench.errors import UserError, counted, quote
-from kvbench.replay.work import Readings
+from kvbench.replay.work import Readings, check_evictions
 from kvbench.sources import hub
 from kvbench.taskkit.names import is_gated
 
@@ -76,9 +76,9 @@ def record(
 def _record(
     config: RunConfig, folder: Path, sample: str | None, count: int | None, progress: Readings
 ) -> list[Decisions]:
-    from kvbench.replay.decisions import Recorder, answers, check
+    from kvbench.replay.decisions import Recorder, answers
 
-    check(config)
+    check_evictions(config, folder.name)
     inputs = inputs_of(config, folder)
     if sample is not None and all(sample != p.doc_id for work in inputs.works.values() for p in work.prompts):
         raise _nothing(folder, sample, "the run has no question with this id.")

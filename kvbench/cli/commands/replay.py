@@ -22,7 +22,7 @@ from kvbench.cli.request import build
 from kvbench.config.layers import Given, gather
 from kvbench.config.parsers import parse, split
 from kvbench.config.plugins import load_plugins
-from kvbench.config.run_config import Grid, RunConfig
+from kvbench.config.run_config import RunConfig
 from kvbench.config.settings import PARSERS
 from kvbench.console import terminal
 from kvbench.console.problems import Problems
@@ -31,7 +31,7 @@ from kvbench.errors import UserError, quote
 from kvbench.eviction import choose
 from kvbench.replay.analyses.api import Analysis, AttentionAnalysis, analyses
 from kvbench.replay.analyses.api import choose as choose_analyses
-from kvbench.replay.work import Readings, Work
+from kvbench.replay.work import Readings, Work, check_evictions
 from kvbench.report import plots
 from kvbench.sources import adapters, hub
 from kvbench.sources.models import TINY, describe
@@ -100,14 +100,14 @@ def replay(typed: Mapping[str, Any]) -> None:
     if given := gather({"plugin": typed["plugin"]}, os.environ).typed("plugin"):
         load_plugins(parse(given.source, PARSERS["plugin"], given.value))
     problems, quiet = Problems(), bool(typed["quiet"])
-    method, run, limit, out = (typed[name] for name in ("method", "run", "limit", "out"))
+    run, limit, out = (typed[name] for name in ("run", "limit", "out"))
     kinds = _kinds(typed, problems)
     if out is not None and any(kind.plotted for kind in kinds):
         with problems.collect():
             plots.check()
     problems.stop()
     alone = bool(kinds) and all(issubclass(kind, AttentionAnalysis) for kind in kinds)
-    names = ["full"] if alone else _names(method, problems) if method or not _has_methods(typed) else []
+    names = ["full"] if alone else _names(typed, problems)
     problems.stop()
     listed = [name for name in names if name != ALL]
     config = _config(typed, [*listed, *(registry.methods.names() if ALL in names else [])], problems)
@@ -126,6 +126,9 @@ def replay(typed: Mapping[str, Any]) -> None:
         kinds=kinds,
         sample=typed["sample"],
     )
+    if not alone:
+        with problems.collect():
+            check_evictions(config, run)
     _check(config, problems)
     if typed["model"] is None and config.model == TINY and run is None and not quiet:
         terminal.note(f"no --model given: using the built-in model {quote(config.model)}.")
@@ -195,11 +198,16 @@ def _has_methods(typed: Mapping[str, Any]) -> bool:
     return gathered.first("method") is not None or any("method" in block for block in gathered.blocks)
 
 
-def _names(given: list[str] | None, problems: Problems) -> list[str]:
+def _names(typed: Mapping[str, Any], problems: Problems) -> list[str]:
+    """Return the methods that --method or its environment variable names; none if a suite or a file names them. Errors
+    go to `problems`."""
     with problems.collect():
-        if not given:
+        given = gather({"method": typed["method"]}, os.environ).typed("method")
+        if given is None and _has_methods(typed):
+            return []
+        if given is None:
             raise UserError("--method is missing. Give a method name, or all; 'kvbench list methods' shows them.")
-        names = dict.fromkeys(str(name).strip() for name in split("--method", given, "Example: --method all."))
+        names = dict.fromkeys(str(name).strip() for name in split(given.source, given.value, "Example: --method all."))
         return [ALL if name.lower() == ALL else choose.canonical(name) for name in names]
     return []
 
@@ -225,8 +233,9 @@ def _check(config: RunConfig, problems: Problems) -> None:
     sandbox; `kvbench.replay.choices` checks the methods."""
     with problems.collect():
         info = describe(config.model_place, config.revision)
-        grids = tuple(Grid(methods=(), tasks=g.tasks, budgets=g.budgets, limit=g.limit) for g in config.grids)
-        check(unscored(dataclasses.replace(config, grids=grids)), info, problems)
+        grids = tuple(dataclasses.replace(grid, methods=()) for grid in config.grids)
+        # A replay generates one answer to each question, and the answers of a run exist already.
+        check(unscored(dataclasses.replace(config, grids=grids)), info, problems, duplicates=True)
     problems.stop()
 
 
@@ -253,7 +262,7 @@ def _document(config: RunConfig, asked: Work, left_out: list[LeftOut]) -> dict[s
         "adapter": adapter.identity if (adapter := adapters.find(config.adapter)) else None,
         "run": asked.run,
         "settings": {
-            "interval": config.interval if len(config.intervals) == 1 else list(config.intervals),
+            "interval": config.intervals[0] if len(config.intervals) == 1 else list(config.intervals),
             "limit": config.limit if asked.run is None else asked.most,
             "seed": config.seed,
             "device": config.device,

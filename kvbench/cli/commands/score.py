@@ -21,13 +21,14 @@ from kvbench.console.progress import Progress
 from kvbench.errors import IncompleteError, counted
 from kvbench.sources import hub
 from kvbench.store import check_run_name, manifest
-from kvbench.store.again import line, used, words
+from kvbench.store.again import in_force, line, words
 
 if TYPE_CHECKING:
     from kvbench.config.run_config import RunConfig
     from kvbench.runner.rescore import Rescored
 
 SAVED = "interrupted: scores made so far are saved; the same command scores the other answers."
+SAVED_OF_ALL = "interrupted: scores made so far are saved; the same command scores all answers again."
 EPILOG = """Examples:
   kvbench score results/r1                       # answers that have no score yet
   kvbench score r1 --all                         # every answer again, with the scorers of this version
@@ -36,10 +37,13 @@ EPILOG = """Examples:
 """
 
 
-@takes(
+OPTIONS = (
     *("judge", "judge_model", "judge_key_env", "judge_mode", "judge_key", "unsafe_run_code", "plugin", "task"),
     *("task_file", "chat_template", "model", "config", "data", "out", "take_over", "json", "quiet"),
 )
+
+
+@takes(*OPTIONS)
 def score(
     typed: Mapping[str, Any],
     run: Run,
@@ -69,15 +73,15 @@ def _score(config: RunConfig, folder: Path, *, every: bool, take_over: bool, qui
     from kvbench.sources import models
     from kvbench.store import RunFolder
 
-    inputs = read_inputs(replace(config, adapter=None), terminal.warning)  # scoring reads no weights
+    before = manifest.read(folder)["environment"]
+    inputs = read_inputs(replace(config, adapter=None), terminal.warning, before=before)  # scoring reads no weights
     versions = {f"{name}_version": env.version(name) for name in ("kvbench", "torch", "transformers")}
     resume = partial(RunFolder.resume, environment=versions, take_over=take_over, allow_version_change=True)
-    with signals.phase(lambda: SAVED), resume(folder.parent, folder.name) as opened:
+    with signals.phase(lambda: SAVED_OF_ALL if every else SAVED), resume(folder.parent, folder.name) as opened:
         opened.done_keys()
         for text in opened.notices:
             terminal.warning(text)
         # Scores of two versions of a task must not be averaged: score all answers again, or none.
-        before = opened.info["environment"]
         same_run.check_data(folder.name, before["tasks"], inputs.tasks(), versions=not every)
         same_run.check_prompt_files(folder.name, before, same_run.model_record(config, models.state(inputs.info)))
         wanted, progress = (lambda e: every or not e.ok), Progress(quiet=quiet)
@@ -110,5 +114,5 @@ def _again(folder: Path, config: RunConfig) -> dict[str, Any]:
     """Return the settings that the user must type to score this run once more, with their values."""
     info = manifest.read(folder)
     now = {key: getattr(config, key) for key in OPERATIONAL}
-    unsafe = {"unsafe_run_code": True} if config.unsafe_run_code else {}
-    return used({**info, "config": config.stored(), "environment": info["environment"] | now}) | unsafe
+    again = in_force(info, config.to_dict() | {"model": config.model_place}, info["environment"] | now)
+    return {name: value for name, value in again.items() if name in OPTIONS}

@@ -87,7 +87,7 @@ class Coordinator:
         finally:
             self.executor.stop(PATIENCE)
             self._tail.read()
-        reported.wait_for(self._done, self._run_dir, self._tail, self.say)
+        reported.wait_for(self._done, self._run_dir, self._tail, self.say, self._state)
 
     def _take(self, event: Event) -> None:
         state = self._states[event.worker]

@@ -8,19 +8,25 @@ from pathlib import Path
 
 from kvbench.errors import SetupError, counted, quote
 from kvbench.runner.jobs import Job
-from kvbench.store import resume_command
 from kvbench.store.tail import JournalTail
 
 PATIENCE = 120.0  # seconds; by default an NFS client caches the list of a folder's files for at most 60 seconds
 PAUSE = 1.0  # seconds between two readings of the journal
 
 
-def wait_for(done: Sequence[tuple[Job, int]], run_dir: Path, tail: JournalTail, say: Callable[[str], None]) -> None:
+def wait_for(
+    done: Sequence[tuple[Job, int]],
+    run_dir: Path,
+    tail: JournalTail,
+    say: Callable[[str], None],
+    state: Callable[[], str],
+) -> None:
     """Read the journal until it shows all rows that workers have reported as saved.
 
     A network disk may show rows late. Without the wait, the run's tables could lack rows. done: the finished jobs, each
-    with the number of its rows that a worker has saved. say: receives a warning if the first reading lacks rows. Raises
-    SetupError after `PATIENCE` seconds.
+    with the number of its rows that a worker has saved. say: receives a warning if the first reading lacks rows. state:
+    returns the end of a message: how many rows are saved, and how to continue. Raises SetupError after `PATIENCE`
+    seconds.
     """
 
     def unseen() -> int:
@@ -37,7 +43,7 @@ def wait_for(done: Sequence[tuple[Job, int]], run_dir: Path, tail: JournalTail, 
         if time.monotonic() > deadline:
             raise SetupError(
                 f"{quote(run_dir)} lacks {missing} that workers have saved, even after {PATIENCE:.0f} s: "
-                f"the network disk shows them late. Wait, then continue with {resume_command(run_dir)}."
+                f"the network disk shows them late. Wait until it shows them: {state()}."
             )
         if not told:
             say(f"waiting up to {PATIENCE:.0f} s until the network disk shows {missing} that workers have saved.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kvbench.runner.workers.slurm_parameters import CLUSTER, LINES, Parameters, names_gpus
 from kvbench.store.again import OUT, line
@@ -17,12 +17,25 @@ _TEXT = """#!/bin/bash
 # shard is still locked because its job was killed on another machine, add --take-over to the kvbench command once.
 #   job=$(sbatch --parsable FILE)
 #   sbatch --dependency=afterany:$job --wrap {join}
-{lines}"""
+{exports}{lines}"""
 
 
-def script(command: Sequence[str], name: str, out: str, shards: int, parameters: Parameters, *, gpus: bool) -> str:
-    """Return a script for sbatch: a Slurm array with one Slurm job per shard. command: the words of the user's command
-    line after ``kvbench``. name: the run's name. out: its results folder. gpus: whether a Slurm job needs a GPU."""
+def script(
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    name: str,
+    out: str,
+    shards: int,
+    parameters: Parameters,
+    *,
+    gpus: bool,
+) -> str:
+    """Return a script for sbatch: a Slurm array with one Slurm job per shard.
+
+    command: the words of the user's command line after ``kvbench``. variables: the environment variables that give
+    settings of the run, which the script exports because the Slurm jobs may begin with another environment. name: the
+    run's name. out: its results folder. gpus: whether a Slurm job needs a GPU.
+    """
     flags = {"job_name": f"kvbench-{name}", "array": f"1-{shards}", "open_mode": "append", "requeue": "true"}
     if gpus and not names_gpus(parameters):
         flags["gpus_per_node"] = "1"
@@ -34,6 +47,8 @@ def script(command: Sequence[str], name: str, out: str, shards: int, parameters:
     digits = ["[1-9]" + "[0-9]" * more for more in range(len(str(shards)))]
     folders = " ".join(f"{line([f'{out}/{name}'])}-{number}-of-{shards}" for number in digits)
     join = f"kvbench join {folders} {line(['--run-name', name, *place])}"
+    if len(digits) > 1:  # one of the patterns may match no folder; the shell of --wrap would then pass it as a name
+        join = line(["bash", "-O", "nullglob", "-c", join])
     lines = [
         *parameters.get("setup", ()),
         f'{srun} {own} --shard "$SLURM_ARRAY_TASK_ID/{shards}"',
@@ -42,6 +57,7 @@ def script(command: Sequence[str], name: str, out: str, shards: int, parameters:
     return _TEXT.format(
         flags="\n".join(f"#SBATCH --{name.replace('_', '-')}{_value(value)}" for name, value in flags.items()),
         join=shlex.quote(join),
+        exports="".join(f"{line(['export', f'{key}={value}'])}\n" for key, value in sorted(variables.items())),
         lines="\n".join(lines),
     )
 

@@ -18,7 +18,7 @@ from kvbench.runner.run_plan import RunPlan
 from kvbench.runner.session import Runner
 from kvbench.runner.workers.executor import Order
 from kvbench.sources import hub
-from kvbench.store import Journal, folder, manifest
+from kvbench.store import Journal, folder, manifest, resume_command
 
 
 class Worker:
@@ -45,7 +45,9 @@ class Worker:
             load_plugins(order.config.plugin)
             self._plan = RunPlan.make(order.config, before, order.name, dry_run=False, say=_ignore, slots=order.slots)
             self._loaded = self._plan.load()
-        same_run.check(order.name, before, self._plan.record({}), allow_version_change=allowed)
+        record = self._plan.record({})
+        same_run.check(order.name, before, record, allow_version_change=allowed)
+        self._again = f"continue with {resume_command(self._run_dir, same_run.again(info, order.config, record))}"
         check_weights(self._plan.cells, self._loaded)
 
     def run(
@@ -53,7 +55,7 @@ class Worker:
     ) -> None:
         """Execute jobs. show: receives figures, a few times per second. say: receives warnings of one line. ended:
         called after each job with the number of the job's rows that were saved."""
-        with Journal(self._run_dir, rows_before=None) as journal:
+        with Journal(self._run_dir, rows_before=None, again=self._again) as journal:
             Runner(self._plan, show, say).run(self._loaded, journal, jobs, ended)
 
 

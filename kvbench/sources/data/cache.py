@@ -8,6 +8,7 @@ kept.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import tempfile
@@ -53,16 +54,19 @@ def keeping(file: Path) -> Iterator[BinaryIO]:
 def filling(folder: Path) -> Iterator[Path]:
     """Yield a temporary path at which the `with` block makes and fills a folder.
 
-    If the block ends without an error, the filled folder is renamed to `folder`, unless `folder` exists. Raises
-    SetupError if the filled folder cannot be written or renamed.
+    If the block ends without an error, the filled folder is renamed to `folder`, unless `folder` has files already.
+    Raises SetupError if the filled folder cannot be written or renamed.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
             yield (fresh := Path(temporary) / "files")
             fresh.mkdir(exist_ok=True)
-            if not folder.is_dir():  # another process may have filled it meanwhile
+            try:
                 fresh.rename(folder)
+            except OSError as error:  # another process may have filled it meanwhile
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not folder.is_dir():
+                    raise
     except OSError as error:
         raise SetupError(f"cannot write {quote(folder)}: {error.strerror or error}.") from None
 

@@ -135,3 +135,15 @@ def test_data_in_kvbench_data_need_no_hub(tmp_path: Path, monkeypatch: pytest.Mo
     (here / "sums/sums.jsonl").write_text('{"id": "a"}\n')  # not the expected rows: the hub would be asked
     with pytest.raises(SetupError, match="hub is unreachable"):
         fetch("sums", manifest, tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("theirs", [[], ["a.png"]])
+def test_a_folder_that_another_process_fills_meanwhile_is_taken(theirs: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    with cache.filling(folder) as fresh:
+        fresh.mkdir()
+        (fresh / "b.png").touch()
+        folder.mkdir()
+        for name in theirs:
+            (folder / name).touch()
+    assert [path.name for path in folder.iterdir()] == (theirs or ["b.png"])
