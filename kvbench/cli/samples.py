@@ -19,8 +19,7 @@ from kvbench.eviction import choose
 from kvbench.eviction.budget import label
 from kvbench.registry import did_you_mean
 from kvbench.report.image_list import ListedImage, images, kept_shares, split
-from kvbench.store import read_run, read_texts
-from kvbench.store.strict_json import parse
+from kvbench.store import parse_turns, read_run, read_texts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -159,13 +158,4 @@ def _texts(texts: pd.DataFrame, key: str) -> dict[str, Any]:
     if key not in texts.index:
         return dict.fromkeys(names)
     row: dict[str, Any] = {n: value if isinstance(value := texts.at[key, n], str) else None for n in names}
-    return row | {"turns": row["turns"] and _turns(row["turns"])}
-
-
-def _turns(text: str) -> list[str] | None:
-    """Parse a stored conversation into the answers of its turns; None unless it is a list of one or more texts."""
-    try:
-        turns = parse(text)
-    except ValueError:
-        return None
-    return turns if turns and isinstance(turns, list) and all(isinstance(turn, str) for turn in turns) else None
+    return row | {"turns": parse_turns(row["turns"])}
