@@ -68,7 +68,9 @@ class FileTask(Task):
         box = last_box(shown)
         texts = {answer, shown} if box is None else {box}
         if is_mathematics(doc.reference):
-            score = score_math(whole, reference, thinking=output.thinking)
+            # Numbers in the prefix are no answer; but the prefix may open the box.
+            read = output.text if box == last_box(answer) else whole
+            score = score_math(read, reference, thinking=output.thinking)
             if unwrapped(reference).rstrip(".") in {unwrapped(text).rstrip(".") for text in texts}:
                 score = replace(score, value=1.0, strict=float(box is not None))
             return score

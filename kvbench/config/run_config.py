@@ -23,7 +23,6 @@ from kvbench.eviction import choose
 from kvbench.eviction.budget import Budget, label, order
 from kvbench.eviction.options import OptionError
 from kvbench.eviction.protection import OWN
-from kvbench.store.manifest import HOST
 from kvbench.task import Services
 
 Value = bool | int | float | str | None
@@ -210,7 +209,7 @@ class RunConfig(Settings):
         The order of the cells does not matter. A setting with its default value does not enter the hash, so that a
         later version can add a setting without changing earlier hashes; only `limit` always enters it.
         """
-        free = ("grids", *OPERATIONAL, *HOST)
+        free = ("grids", *OPERATIONAL)
         identity = {k: v for k, v in self.to_dict().items() if k not in free and v != DEFAULTS[k]}
         identity["limits"] = {task: self.limit_for(task) for task in self.tasks}
         if any(grid.prompt_style for grid in self.grids):
@@ -244,8 +243,8 @@ class RunConfig(Settings):
 
     def stored(self) -> dict[str, Any]:
         """Return the settings that run.json stores; a command that continues the run must have equal settings, except
-        for those in `HOST`. Settings in `OPERATIONAL` are None in the result: they may differ, and the run's record
-        states them elsewhere."""
+        for those in `manifest.HOST`. Settings in `OPERATIONAL` are None in the result: they may differ, and the run's
+        record states them elsewhere."""
         return self.to_dict() | dict.fromkeys(OPERATIONAL)
 
     @classmethod

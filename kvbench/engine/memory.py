@@ -56,7 +56,7 @@ def _limit_files() -> Iterator[Path]:
     """Yield the files with the memory limits of this process's control group and of all groups above it, which may be
     lower. A file may be missing: a container sees its own group as the root of the tree."""
     lines = []
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):  # ValueError: a name that is no UTF-8
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     own = {controllers: group for _, controllers, group in (line.split(":", 2) for line in lines)}
     unified = own.get("", "/")

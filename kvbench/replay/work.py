@@ -43,7 +43,7 @@ def check_evictions(config: RunConfig, run: str | None) -> None:
         if (value := getattr(config, name)) != (usual := DEFAULTS[name]):
             has = f"{name} is {value}" if run is None else f"run {quote(run)} has --{name} {value}"
             cure = f"Set {name} to {usual}" if run is None else "Choose another run"
-            raise UserError(f"{has}, but methods read answers again only with --{name} {usual}. {cure}.")
+            raise UserError(f"{has}, but kvbench can read answers again only with --{name} {usual}. {cure}.")
 
 
 class Readings(Progress):

@@ -202,8 +202,8 @@ def _unknown(groups: Sequence[Group]) -> list[str]:
     if not unknown:
         return []
     return [
-        f"not installed here: {', '.join(dict.fromkeys(unknown))}. The runs do not state which score is the main one; "
-        "tables take the column 'score'."
+        f"the main score of {', '.join(dict.fromkeys(unknown))} is unknown: not installed here, and the runs do not "
+        "state it. Tables show the column 'score'."
     ]
 
 

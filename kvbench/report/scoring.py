@@ -33,7 +33,9 @@ class Scoring:
         except KVBenchError:
             stated = [record.get("tasks", {}).get(task, {}) for record in records]
             found = next((one for one in stated if one.get("headline") in SCORES), None)
-            return cls() if found is None else cls(found["headline"], _votes(found.get("needs", ())), known=True)
+            if found is None:
+                return cls(known=task.startswith("file/"))
+            return cls(found["headline"], _votes(found.get("needs", ())), known=True)
         return cls(installed.headline, _votes(installed.needs), known=True)
 
 

@@ -157,16 +157,11 @@ def as_recorded(was: Mapping[str, Any], has: Mapping[str, Any]) -> Mapping[str, 
     """Return what identifies a task's data as the run's record states it, if the data are the recorded data at another
     place; otherwise return `has` unchanged.
 
-    A folder states no revision, and a table from the hub has no hash. Keys of rows contain both, so that a run which
-    continues with the same data from elsewhere needs the recorded ones.
+    A folder states no revision, but keys of rows contain it: a run that continues with the same files from a folder
+    needs the recorded one. A table from the hub has no hash: whether a file holds its reference answers is unknown.
     """
-    hashes = [data.get("sha256") for data in (was, has)]
-    if all(hashes):
-        same = hashes[0] == hashes[1]
-    else:  # of a table, compare the ids; prompts are compared in any case
-        elsewhere = None in (was.get("revision"), has.get("revision"))
-        same = elsewhere and all(was.get(part) == has.get(part) is not None for part in ("ids_sha256", "rows"))
-    return {**has, **{part: was.get(part) for part in ("sha256", "revision")}} if same else has
+    same = was.get("sha256") is not None and was.get("sha256") == has.get("sha256")
+    return {**has, "revision": was.get("revision")} if same else has
 
 
 def _check_version(run: str, what: str, was: Mapping[str, Any], has: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ CODE = ("plugin", "task_file")
 SCORING = (*JUDGE, "unsafe_run_code")
 AGAIN = (*CODE, *SCORING)
 MOVED = ("model", "revision", "chat_template", "device")  # a continued run may have other values than `config` states
-DATA = ("data", "data_revision", "allow_data_mismatch", "keep_prompts")  # or than `environment` states
+DATA = ("data_revision", "allow_data_mismatch", "keep_prompts")  # or than `environment` states
 _USUAL = {"judge_key_env": "OPENAI_API_KEY", "judge_mode": "single"}
 
 
@@ -65,8 +65,11 @@ def in_force(info: Mapping[str, Any], config: Mapping[str, Any], environment: Ma
     for names, now, recorded in ((MOVED, config, info["config"]), ((*DATA, *JUDGE), environment, began)):
         for name in names:
             was = recorded.get(name) or _USUAL.get(name)
-            if (value := now.get(name)) not in (None, was, began.get("data_variable")):
+            if (value := now.get(name)) not in (None, was):
                 settings[name] = value
+    places = [stated.get("data") or stated.get("data_variable") for stated in (environment, began)]
+    if places[0] not in (None, places[1]):
+        settings["data"] = places[0]
     return settings
 
 

@@ -26,7 +26,6 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
 
 from kvbench.console import signals
 from kvbench.errors import NEW_RUN, RunInUseError, SetupError, bare, counted, quote
@@ -104,19 +103,16 @@ class RunLock:
 
     def _acquire(self, asked: bool) -> list[str]:
         taken_over: list[str] = []
-        flock = ""
         while self._fd < 0:
             fd, created = self._open()
             try:
-                flock = self._flock(fd)
+                has_flock = self._flock(fd)
                 if not _is_at(fd, self.path):  # the owner removed the file after this process had opened it
                     continue
                 owner = _read(fd)
-                if flock == "held" and (owner is None or owner.host == self.me.host):
-                    raise self._in_use(owner)
-                if owner is not None or (flock == "none" and not created):
+                if owner is not None or (not has_flock and not created):
                     taken_over = [self._take_over(owner, asked)]
-                    if flock != "taken":  # if two processes take over, the one that creates the new file gets the lock
+                    if not has_flock:  # if two processes take over, the one that creates the new file gets the lock
                         self.path.unlink(missing_ok=True)
                         continue
                 os.ftruncate(fd, 0)
@@ -127,7 +123,7 @@ class RunLock:
                     os.close(fd)
         _held.add(self._fd)
         no_flock = "the file system of the results folder has no flock; the run is locked by its lock file alone."
-        return [*taken_over, no_flock] if flock == "none" else taken_over
+        return taken_over if has_flock else [*taken_over, no_flock]
 
     def _open(self) -> tuple[int, bool]:
         """Open the lock file, and return its descriptor and whether this call made the file. Raises SetupError for a
@@ -145,20 +141,20 @@ class RunLock:
             )
         return fd, False
 
-    def _flock(self, fd: int) -> Literal["taken", "held", "none"]:
-        """Take flock on the lock file. Return "held" if another process holds it or a network disk keeps it for a dead
-        process, "none" if the file system has no flock."""
+    def _flock(self, fd: int) -> bool:
+        """Take flock on the lock file; return False if the file system has no flock. Raises RunInUseError if another
+        process holds the flock."""
         if fcntl is None:
-            return "none"
+            return False
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return "held"
+            raise self._in_use(_read(fd)) from None
         except OSError as error:
             if error.errno not in _NO_FLOCK:
                 raise
-            return "none"
-        return "taken"
+            return False
+        return True
 
     def _take_over(self, owner: Owner | None, asked: bool) -> str:
         """Decide whether the lock of `owner` may be taken over, and return the warning to print. owner: None if the

@@ -112,7 +112,7 @@ class JournalContent:
     @property
     def notices(self) -> list[str]:
         """Lines for the user about dropped records, and about rows that were generated twice with different results. A
-        dropped last record is left out if its row was saved later."""
+        dropped last record is left out if its row has another record, with which the run continues."""
         lines, done = [], self.done
         for name in self.segments:
             if (offset := self.torn.get(name)) is not None and self.unfinished.get(name) not in done:

@@ -199,6 +199,7 @@ class _Training:
                 total, count = figure if isinstance(figure, tuple) else (items * figure, items)
                 before, counted = sums.get(name, (0.0, 0.0))
                 sums[name] = before + total, counted + count
+        sums = dict(sorted(sums.items()))  # in the same order in all processes
         table = torch.tensor([(loss, 1.0), *sums.values()], dtype=torch.float64)
         self.processes.average(table)
         loss, *figures = (total / (count or 1.0) for total, count in table.tolist())

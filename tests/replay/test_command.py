@@ -38,7 +38,7 @@ REFUSED = {
     "oracle": ("run --method golden --budget 32 --task walk", "method 'golden' is an oracle"),
     "pair": ("run --method snapkv+golden --budget 64 --task walk", "'kvbench replay --method snapkv+golden', where"),
     "bench": ("bench --method golden", "method 'golden' is an oracle"),
-    "chunked": ("replay --budget 32 --task walk", "prefill is chunked, but methods read answers again only with"),
+    "chunked": ("replay --budget 32 --task walk", "prefill is chunked, but kvbench can read answers again only with"),
 }
 VARIABLES = {"chunked": {"KVBENCH_METHOD": "all", "KVBENCH_PREFILL": "chunked"}}
 

@@ -94,7 +94,7 @@ def test_what_cannot_be_recorded_is_said(session: dict[str, Any]) -> None:
     assert "nothing to record for --sample 'none', because the run has no question" in session["unknown"].err
     for case in ("refused", "replayed", "compared"):
         assert session[case].code == 2
-        assert "r2' has --compress query-agnostic, but methods read answers again only with" in session[case].err
+        assert "r2' has --compress query-agnostic, but kvbench can read answers again only with" in session[case].err
     assert session["nothing"].code == 2
     assert "run 'r3' has no eviction to record." in session["nothing"].err
 

@@ -172,7 +172,7 @@ def test_the_record_states_the_main_score_of_a_task_that_is_not_installed(make_r
         assert table.headline == "score"
         assert table.cells[0].maj < 1
         assert loaded.notices[0].startswith(
-            "not installed here: own. The runs do not state which score is the main one"
+            "the main score of own is unknown: not installed here, and the runs do not state it."
         )
 
 

@@ -200,7 +200,7 @@ def test_rows_that_never_appear_are_one_line(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(reported, "PATIENCE", 0.0)
     with Journal(tmp_path) as journal:
         journal.append(row_of("ba"))  # of an earlier run: it must not be taken for a reported row
-    with pytest.raises(SetupError, match=r"lacks 1 row that workers have saved.*Wait until it shows them: go on so"):
+    with pytest.raises(SetupError, match=r"lacks 1 row that workers have saved.*Wait a few minutes; go on so"):
         run(tmp_path, Scripted(1, Ready("1"), Done("1", 1), Done("1", 0)))
 
 

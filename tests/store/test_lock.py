@@ -150,24 +150,6 @@ def test_a_slurm_job_that_was_restarted_has_ended_on_its_former_host(
     lock.release()
 
 
-@pytest.mark.parametrize("slurm", [False, True])
-def test_a_flock_that_a_network_disk_keeps_for_a_dead_host_is_taken_over(
-    slurm: bool, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    owner(path, host="node7", pid=4242, job="12_3@c", restarts=1)
-    with path.open("r+") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(RunInUseError, match="Give --take-over"):
-            RunLock(path, "r1").acquire()
-        for name, value in (SLURM | {"SLURM_RESTART_COUNT": "2"} if slurm else {}).items():
-            monkeypatch.setenv(name, value)
-        lock = RunLock(path, "r1")
-        said = "Slurm has restarted job" if slurm else "because --take-over was given"
-        assert said in lock.acquire(take_over=not slurm)[0]
-        assert json.loads(path.read_text())["pid"] == os.getpid()
-        lock.release()
-
-
 def test_a_lock_says_its_slurm_job(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*SLURM, "SLURM_RESTART_COUNT"):
         monkeypatch.delenv(name, raising=False)

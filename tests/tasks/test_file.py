@@ -226,6 +226,7 @@ def test_scores(answer: object, text: str, value: float, strict: float):
         (r"The answer is \boxed{", "Paris", "Paris}.", 1.0, 1.0),
         (r"The answer is \boxed{", "Paris", "Rome}.", 0.0, 0.0),
         (r"The answer is \boxed{", 7, "7}.", 1.0, 1.0),
+        ("With x = 5 we get", 5, "", 0.0, 0.0),
         ("The", "The Cat", " cat", 1.0, 0.0),
         ("So", "Paris", r" <think>\boxed{Rome}</think>\boxed{Paris}", 1.0, 1.0),
     ],

@@ -21,7 +21,7 @@ from kvbench.console.progress import Progress
 from kvbench.errors import IncompleteError, counted
 from kvbench.sources import hub
 from kvbench.store import check_run_name, manifest
-from kvbench.store.again import in_force, line, words
+from kvbench.store.again import in_force, line, names_no_judge, words
 
 if TYPE_CHECKING:
     from kvbench.config.run_config import RunConfig
@@ -104,8 +104,10 @@ def _tell(result: Rescored, folder: Path, config: RunConfig, *, json: bool) -> N
         missing = dict(result.failed) | ({"without a judge": result.waiting} if result.waiting else {})
         listed = ", ".join(f"{count} {status}" for status, count in missing.items())
         settings = _again(folder, config)
-        unjudged = (result.waiting or "judge_error" in result.failed) and "judge" not in settings
-        needs = " --judge URL --judge-model NAME" if unjudged else ""
+        needs = ""
+        if (result.waiting or "judge_error" in result.failed) and names_no_judge(settings.get("judge")):
+            settings.pop("judge", None)
+            needs = " --judge URL --judge-model NAME"
         retry = f"'{line(['kvbench', 'score', str(folder), *words(settings)])}{needs}' tries them again"
         raise IncompleteError(f"no score for some answers ({listed}); {retry}.")
 

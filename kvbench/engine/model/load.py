@@ -267,12 +267,16 @@ def limit_time_steps(model: Any) -> None:
 def _unwrapped(model: Any) -> Any:
     """Return the model that torch.compile or peft wraps, with peft's adapter; any other model is returned unchanged.
     Raises UserError if peft adds tokens before the prompt, which the wrapped model alone does not read."""
-    model = getattr(model, "_orig_mod", model)
+    model = _uncompiled(model)
     if not hasattr(model, "get_base_model"):
         return model
     if getattr(model.active_peft_config, "is_prompt_learning", False):
         raise UserError("the model's peft adapter adds tokens before the prompt, which kvbench does not support.")
-    return model.get_base_model()
+    return _uncompiled(model.get_base_model())
+
+
+def _uncompiled(model: Any) -> Any:
+    return getattr(model, "_modules", {}).get("_orig_mod", model)  # peft would pass an attribute of the inner model on
 
 
 def refuse_training(loaded: LoadedModel) -> None:

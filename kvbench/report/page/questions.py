@@ -167,9 +167,11 @@ def _rows(folders: Mapping[str, Path], wanted: dict[str, list[str]]) -> pd.DataF
 
 def _by_prompt(rows: pd.DataFrame) -> list[pd.DataFrame]:
     """Split the rows of a question by their prompt and images. A row without them is put to the first prompt."""
-    asked = rows[["prompt", "image_list"]].astype(object)
-    asked = asked.fillna(asked.bfill().iloc[0]).fillna("")
-    return [part for _, part in rows.groupby([asked["prompt"], asked["image_list"]], sort=False)]
+    asked = []
+    for column in rows["prompt"], rows["image_list"]:
+        first = next((value for value in column if isinstance(value, str)), "")
+        asked.append(column.map(lambda value, first=first: value if isinstance(value, str) else first))
+    return [part for _, part in rows.groupby(asked, sort=False)]
 
 
 def _question(task: str, name: str, rows: pd.DataFrame, shared: dict[str, dict[str, Any]]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def wait_for(
         if time.monotonic() > deadline:
             raise SetupError(
                 f"{quote(run_dir)} lacks {missing} that workers have saved, even after {PATIENCE:.0f} s: "
-                f"the network disk shows them late. Wait until it shows them: {state()}."
+                f"the network disk shows them late. Wait a few minutes; {state()}."
             )
         if not told:
             say(f"waiting up to {PATIENCE:.0f} s until the network disk shows {missing} that workers have saved.")
