@@ -66,7 +66,7 @@ class StepProgram:
         recording = Recording(step, constants)
         restore()
         if not recording.same_as(Recording(step, constants)):
-            raise CaptureError("a second run of the step has other operations than the first")
+            raise CaptureError("the step has other operations when it runs a second time")
         if _overlap(recording.changed):
             raise CaptureError("the step changes tensors that share memory")
         self._inputs = recording.inputs

@@ -147,8 +147,9 @@ class Scratch:
         return self._deciding(method, Shown(1, rows, needs.width, min(rows, needs.prompt_hidden), views))[0]
 
     def of_ticks(self, held: Shape, at_once: int) -> Ticks:
-        """Return the bytes of evictions while decoding, for several numbers of slots. held: the size of a cache with
-        one slot. at_once: bytes of scratch that one view may take."""
+        """Return the scratch bytes that evictions take while decoding, counted for some numbers of slots (`COUNTED`); 0
+        if the method evicts nothing then. held: the size of a cache with one slot. at_once: the most bytes of scratch
+        that one view may take."""
         acting = self.method.during("decode")
         if not acting.evicts or acting.trigger(self.meta.interval).growth is None:
             return Ticks(((1, 0),), 1)

@@ -334,11 +334,10 @@ def _notes(
 
 
 def _unheard(asked: bool | None, thinking: bool | None, reader: ModelReader) -> bool:
-    """Return whether the user turned thinking on or off, and the chat template can do neither.
-
-    False if the template always does what the user asked, and for thinking off without tags of thinking. thinking: as
-    `prompts.effective_thinking` returns it.
-    """
+    """Return whether to say that --thinking (`asked` True) or --no-thinking (`asked` False) has no effect, because the
+    chat template does not read `enable_thinking`. --thinking: not if outputs will hold a thinking block anyway.
+    --no-thinking: not if they will hold one (another note says so), nor if this is unknown. thinking: whether they
+    will, as `prompts.effective_thinking` returns it."""
     template = prompts.template_text(reader.tokenizer, reader.template)
     reads = template is None or template_variables.reads_thinking(template)
     return not reads and (not thinking if asked else thinking is False)

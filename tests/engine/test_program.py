@@ -224,7 +224,7 @@ def test_a_step_that_changes_with_the_host_is_refused():
         calls.append(1)
         return x + len(calls)
 
-    with torch.inference_mode(), pytest.raises(CaptureError, match="has other operations than the first"):
+    with torch.inference_mode(), pytest.raises(CaptureError, match="has other operations when it runs a second time"):
         StepProgram(step, torch.nn.Linear(1, 1), 1, lambda: None)
 
 

@@ -86,7 +86,7 @@ class PagedStack(Stack):
         self._cuts: list[Cut] = []
 
     def shown(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return, for each row, how many places per head a view shows, and whether shorter heads are padded.
+        """Return, for each view, how many places per head it shows, and whether shorter heads are padded.
 
         The number of places is the length of the longest head. If heads are uneven, the number is rounded up to whole
         pages, so that more rows have equal numbers and can form one batch. A row's padding does not depend on other

@@ -145,8 +145,8 @@ class Stack(ABC):
 
     @abstractmethod
     def shown(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return, for each row, how many places per head a view shows, and whether some heads have fewer entries. rows:
-        [b]; or [b, L] for views that each show L rows, padded to equally many places."""
+        """Return, for each of b views, how many places per head it shows, and whether some of its heads have fewer
+        entries; both [b]. rows: [b], one row per view; or [b, L], L rows per view, padded to equally many places."""
 
     @abstractmethod
     def filled(self, rows: np.ndarray) -> np.ndarray:

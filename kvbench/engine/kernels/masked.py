@@ -60,7 +60,9 @@ def write(
     rows: int,
     table: torch.Tensor | None = None,
 ) -> None:
-    """Write `new` [S, Hk, D], the keys or the values of the new entries, to `store` for every live slot."""
+    """Write `new` [S, Hk, D], the keys or the values of the new entries, to `store`: for each head of a live slot, at
+    cache row n % `rows`, where n is the head's number in `lengths`. rows: cache rows per head; the other arguments are
+    as in `backends.Decode`."""
     at = flat_rows(lengths.expand(new.shape[:2]) % rows, rows, table)
     flat = store.view(store.shape[:-1].numel(), store.shape[-1])  # width 0 for values of latent layers
     flat[at] = torch.where(live[:, None, None] != 0, new, flat[at])
