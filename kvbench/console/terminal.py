@@ -68,7 +68,7 @@ def clean(text: str) -> str:
 
 
 def ascii_only() -> bool:
-    """Return whether tables must use ASCII only, because stdout's encoding is not UTF-8, or the locale is C or POSIX."""
+    """Return whether tables must use ASCII only: stdout's encoding is not UTF-8, or the locale is C or POSIX."""
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "")
     locale = os.environ.get("LC_ALL") or os.environ.get("LANG") or ""
     return encoding != "utf8" or locale in ("C", "POSIX")

@@ -124,9 +124,9 @@ class KVBenchLM(TemplateLM):
         return prompts.encode(self.tokenizer, string, chat=not add_special_tokens)
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """Return the template that lm-eval records, None if `chat_template` is False, and note for `tok_encode` whether a
+        """Return the template that lm-eval records, None if `chat_template` is False; note for `tok_encode` whether a
         template renders prompts. The tokenizer's default template renders them, also if `chat_template` names another.
-        Raises UserError if the default template is to render prompts and is missing or unusable."""
+        Raises UserError if it is to render prompts and is missing or unusable."""
         self._templated = bool(chat_template)
         prompts.check_template(self.tokenizer, chat=self._templated, variables=self._variables)
         return super().chat_template(chat_template)

@@ -95,8 +95,8 @@ class SparseRecipe(Recipe):
         if any(hasattr(module, "quantization_scheme") for module in loaded.model.modules()):
             # compressed-tensors keeps its scales as parameters, and rounds the inputs of layers without a gradient
             raise UserError(
-                f"the model's layers still compute as compressed-tensors stored them, and {cls.name} cannot train "
-                "them. Give the model's unquantised repository with --model."
+                f"the model's layers round their inputs as compressed-tensors prescribes, and {cls.name} cannot train "
+                "such layers: rounding has no gradient. Give the model's unquantised repository with --model."
             )
         lora.check(loaded.model, method, more)
         budget = int(more["budget"]) if method.takes_budget else None

@@ -209,8 +209,9 @@ class Rehearsal:
     def _shares(self, recipe: Recipe) -> list[slice]:
         """Return which items of a batch each call of the loss gets in the rehearsal: one slice per call.
 
-        To save time, the rehearsal makes at most two calls, and a call whose items together exceed `ROOM` tokens gets
-        only two of them. Two calls, or two items, show which tensors of the first one stay in memory.
+        The rehearsal must show which tensors of one call, or of one item, stay in memory while the next one is
+        computed. Two are enough for that. So it makes at most two calls, and gives a call two items if all items of the
+        call together have more than `ROOM` tokens.
         """
         whole = self.settings.batch // self.device.processes
         once = min(recipe.at_once or whole, whole)

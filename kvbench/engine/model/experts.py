@@ -21,8 +21,8 @@ FEWEST_ROWS = 4  # on one thread, products of as many or more rows give a row th
 
 @contextlib.contextmanager
 def filled_experts(model: Any, slots: int) -> Iterator[int]:
-    """Inside the `with` block, add rows of zeros to the matrix products of a float32 model's experts on a CPU, in passes
-    over `slots` tokens.
+    """Inside the `with` block, add rows of zeros to the matrix products of a float32 model's experts on a CPU, in
+    passes over `slots` tokens.
 
     On one thread each product gets at least min(`FEWEST_ROWS`, `slots`) rows, on several threads exactly `slots` rows.
     Yields the number of layers that are changed: 0 for other models and devices, and for one slot. Experts outside

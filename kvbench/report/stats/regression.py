@@ -12,9 +12,10 @@ questions and equal differences as in a report. The lower bounds are computed he
 - The bound of a t test has two corrections. One is for skewness (Hall 1992): if a drop is real, questions that are
   nearly always right hardly change and others fall far. Without this correction, the t bound would pass a drop as large
   as the margin in 6 to 8% of tables instead of 5%. The other correction is for continuity.
-- If few questions changed, t says little. `_free_low` then limits the bound: from above for an unseen fall of one
-  sample, from below for an unseen fall of a whole question. With one sample per question the two limits are equal, so
-  the bound falls with every further lost answer, and is Clopper and Pearson's if answers only got lost.
+- If few questions changed, t says little. So, for scores from 0 to 1, the t bound is kept between two bounds of
+  `_free_low`, which suppose that one more cluster was observed and fell. It is at most the bound with a fall of one
+  sample per question, and at least the bound with a fall of whole questions. With one sample per question the two are
+  equal; the bound then falls with every further lost answer, and is Clopper and Pearson's if answers only got lost.
 
 The versions may be tested in two stages: one test with one seed, and a second test with another seed. The two stages
 together reject at level a if each of them rejects at sqrt(a); `both` combines their two p-values into one.
