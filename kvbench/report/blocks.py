@@ -1,9 +1,10 @@
 """Blocks, the parts of a report. A block has lines and columns. One description of a column serves all formats.
 
-    Column("kv_bytes_peak", "kv_bytes_peak", "KV peak", size)    # key in CSV and JSON, attribute, header, format
+    Column("kv_bytes_peak", "kv_bytes_peak", "KV peak", size)    # name, value, header, format
     Block(title="walk", lines=cells, columns=columns, grids=[chosen(columns, ("method", "budget", "KV peak"))])
 
-Text, Markdown and LaTeX show the tables in `grids`. CSV and JSON have every column in `columns` that has a name.
+Text, Markdown and LaTeX show a table for each list of columns in `grids`. CSV and JSON have every column in `columns`
+whose name is not empty; the name is its key there.
 """
 
 from __future__ import annotations

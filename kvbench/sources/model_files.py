@@ -44,8 +44,8 @@ def names(folder: Path) -> list[str]:
 
 
 def is_of_a_method(path: Path) -> bool:
-    """Return whether a safetensors file in a model's folder does not belong to the model: it holds a method's weights (a
-    card, NAME.json, lies beside it), or it is the checkpoint of a training that had this folder as --out."""
+    """Return whether a safetensors file in a model's folder does not belong to the model: it holds a method's weights
+    (a card, NAME.json, lies beside it), or it is the checkpoint of a training that had this folder as --out."""
     return path.suffix == ".safetensors" and (path.with_suffix(".json").is_file() or path.name == CHECKPOINT)
 
 

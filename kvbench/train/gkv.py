@@ -118,9 +118,10 @@ class SparseRecipe(Recipe):
             check_evicts(for_lengths(loaded.geometry, longest), longest, SHORTER)
 
     def fitting(self, texts: Sequence[tuple[int, int]], what: str) -> int:
-        """Return how many of the texts fit into the budget, so that nothing is evicted from them; 0 for a method
-        without a budget. texts: tokens of each prompt, and of the prompt with its answer. Raises UserError if all
-        texts fit. what: what the texts are, for the error."""
+        """Return how many of the texts are no longer than the budget, so that nothing is evicted from them. A method
+        without a budget has no such limit: the result is 0. texts: for each text, the tokens of its prompt, and the
+        tokens of prompt and answer together. what: what a text is, for the error. Raises UserError if all texts fit.
+        """
         group = largest_group(self.loaded.geometry)
         limits = [entry_budget(self.method, self.budget, prompt, group) for prompt, _ in texts]
         whole = sum(limit is not None and total <= limit for (_, total), limit in zip(texts, limits))

@@ -341,9 +341,7 @@ def test_a_model_that_stays_quantised_is_refused():
 def test_a_model_of_compressed_tensors_is_refused():
     model = build("qwen3")
     model.model.model.layers[0].mlp.up_proj.quantization_scheme = "W8A8"
-    with pytest.raises(
-        UserError, match=r"round their inputs as compressed-tensors prescribes, and gkv-rl cannot train"
-    ):
+    with pytest.raises(UserError, match=r"inputs as compressed-tensors prescribes, and gkv-rl cannot train"):
         RLRecipe.check(model, ROLL)
 
 

@@ -97,7 +97,9 @@ def _record(
             progress.end()
     if sample is not None and not found:
         raise _nothing(
-            folder, sample, "no method evicted entries on this question, or a line above says why it is left out."
+            folder,
+            sample,
+            "no method evicted entries on this question, or its answers failed or were left out (above).",
         )
     return found
 

@@ -53,7 +53,7 @@ class RecurrentStates(Cache):
 
     @classmethod
     def like(cls, shapes: Sequence[StateShape]) -> RecurrentStates | None:
-        """Return an empty object for states of these shapes, which the first pass makes; None if there are no shapes."""
+        """Return an empty object, in which the first pass puts states of these shapes; None without shapes."""
         return cls(1 + max(s.layer for s in shapes), 1 + max(s.place for s in shapes)) if shapes else None
 
     @classmethod
