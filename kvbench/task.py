@@ -93,8 +93,9 @@ class GenSpec:
 class Output:
     """What the model generated for one sample, as `score` receives it.
 
-    `text` is the last turn's answer, and `turns` holds the answers of all turns. `baseline` holds the full cache's
-    answers to the same question, for judges that compare two answers; it is empty if they are not known.
+    `text` is the last turn's answer, and `turns` holds the answers of all turns. `baseline` holds, for judges that
+    compare two answers, the answers of all turns in the full cache's sample with the same question and number; it is
+    empty if these answers are not known.
     """
 
     text: str
@@ -185,9 +186,9 @@ class Reader(Protocol):
 class DataSource(Protocol):
     """Finds the data that a manifest describes.
 
-    The sources are tried in this order: the folder of ``--data``, the folder of ``KVBENCH_DATA``, kvbench's bundled
-    files, and the hub or a web address. If the user gives a folder that lacks the data, kvbench reports an error and
-    does not try the next source.
+    The sources are tried in this order: the folder or file of ``--data``, the folder or file of ``KVBENCH_DATA``,
+    kvbench's bundled files, and the hub or a web address. If the user gives a folder that lacks the data, kvbench
+    reports an error and does not try the next source.
     """
 
     def rows(self, task: str, manifest: Manifest) -> Sequence[Mapping[str, Any]]: ...
@@ -248,7 +249,7 @@ class Task(ABC):
 
     @abstractmethod
     def gen(self, model_type: str) -> GenSpec:
-        """Return the default sampling for a type of model (`config.model_type` of transformers)."""
+        """Return the default settings for prompts and sampling. model_type: as in transformers' configuration."""
 
     @abstractmethod
     def score(self, doc: Doc, output: Output) -> Score:

@@ -83,10 +83,10 @@ def run_ranks(
 ) -> torch.Tensor:
     """Return for each entry the rank of its chunk, [b, Hk, N] int64: 0 for the best chunk, the same in all heads.
 
-    A chunk's score is the mean over its entries in all heads, without the entries that the mask `must` marks. In it the
-    score inf counts as the largest finite score of unmarked entries. Chunks with a marked entry come before all others.
-    Of chunks with equal scores the newer is better. Invalid entries get LAST. length: tokens of a chunk; longest: a
-    number above all positions.
+    A chunk's score is the mean score of its entries in all heads, without the entries that the mask `must` marks. In
+    this mean, the score inf counts as the layer's largest finite score of unmarked entries. Chunks with a marked entry
+    come before all others. Of chunks with equal scores the newer is better. Invalid entries get LAST. length: tokens of
+    a chunk; longest: a number above all positions.
     """
     run = (torch.where(valid, positions, 0) // length).flatten(1)  # a place without an entry has any position
 

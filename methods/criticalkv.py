@@ -73,7 +73,7 @@ class CriticalKV(Method):
 
     @cached_property
     def inner(self) -> Method:
-        """Return the method that the option `base` names; with `ada`, inside ada-kv."""
+        """The method that the option `base` names; if `ada` is true, ada-kv around this method."""
         options = f"floor=guarantee, normalize=false, floor_alpha={self.floor_alpha}"
         return wrapped(f"ada-kv(base={self.base}, {options})" if self.ada else self.base, self.protection)
 

@@ -13,12 +13,13 @@ with level=model (Layer-DefensiveKV) the heads of all layers share one budget. N
 
 Some entries of a head are forced to stay: those with the most mean attention. Together they get less than a share of
 the attention to the entries before the window; this share is `mass` minus a bias (below). With N entries in the head
-and budget C, at most int((N - w) C / N) - w are forced. Forced entries and the window get the score of the layer's best
-entry.
+and budget C, at most int((N - w) C / N) - w are forced; the option `forced` replaces this limit. Forced entries and the
+window get the score of the layer's best entry.
 
     bias=released  the attention to the w entries before the window, a mean over queries and heads: the released code is
                    meant to use the attention to the window, but has already removed the window
-    bias=window    the attention to the window
+    bias=window    the attention to the window, a mean over queries and heads
+    bias=off       0
     norm=heads     s_j as above, as in the released code; with one KV head, values then have no effect
     norm=tokens    n_j is divided by its sum over the entries instead
 

@@ -2,10 +2,10 @@
 
 Paper: Kim et al., KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction, arXiv 2505.23416.
 
-After prefill, the prompt is divided into chunks. A probe per chunk runs against the full cache. It consists of an
-instruction, the tokens that open the assistant's turn in the run's prompts, and the chunk itself. For the first chunk
-the instruction is "Repeat the previous context exactly.". For later chunks it is "Repeat the part of the previous
-context exactly, starting with " and the last `postfix` tokens of the previous chunk. Score:
+After prefill, the prompt is divided into chunks. A probe per chunk runs against the full cache. The probe consists of
+an instruction, the tokens that open the reply in the run's prompts, and the chunk itself. For the first chunk the
+instruction is "Repeat the previous context exactly.". For later chunks it is "Repeat the part of the previous context
+exactly, starting with " and the last `postfix` tokens of the previous chunk. Score:
 
     zip_j = max over query heads of the group and over the probe's queries of
             softmax over [sinks, this chunk, the probe's own keys up to the query]

@@ -73,8 +73,8 @@ class LookaheadKV(Method):
 
 
 def _shapes(model: Sizes) -> Shapes:
-    """Return the shapes of random weights for tests and audits: embeddings, an adapter of the attention projections.
-    Other projections get no adapter, because not every model's configuration states their sizes."""
+    """Return the shapes of random weights for tests and audits: embeddings, and an adapter of the attention projections
+    with its scaling. Other projections get no adapter, because not every model's configuration states their sizes."""
     hidden, dim = model["hidden_size"], model["head_dim"]
     query, key = model["num_attention_heads"] * dim, model["num_key_value_heads"] * dim
     sizes = {"q_proj": (hidden, query), "k_proj": (hidden, key), "v_proj": (hidden, key), "o_proj": (query, hidden)}

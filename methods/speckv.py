@@ -7,9 +7,9 @@ draft after the prompt; the queries of the draft and of the last `window` prompt
 
     score_j = maxpool( max over these queries and the group's query heads of softmax over all keys up to the query )
 
-The last `window` prompt tokens stay; the draft is dropped. Defaults: window 32, kernel 7, max. `reduce=mean` computes
-the sum, which gives the same ranking as the mean. The released code drafts as many tokens as the answer may have; here
-`n` is 64. The code's sparse prefill is not eviction and is left out.
+The last `window` prompt tokens stay; the draft is dropped. Defaults: n 64, window 32, kernel 7, reduce max.
+`reduce=mean` computes the sum, which gives the same ranking as the mean. The released code drafts as many tokens as the
+answer may have. The code's sparse prefill is not eviction and is left out.
 """
 
 from __future__ import annotations

@@ -77,8 +77,9 @@ class MathVista(Task):
         The variant without a judge also has a strict score. It is 1 for a right answer if the text is the bare answer
         or contains ``The answer is "..."``; otherwise it is 0.
 
-        The variant with a judge raises SetupError if the judge's server refuses the API key (KeyRefused), or if a local
-        judge cannot be used.
+        In the variant with a judge, the score has no value if the answer must be extracted and no judge is set, or if
+        the judge gives no usable reply. This variant raises SetupError if the judge's server refuses the API key
+        (KeyRefused), or if a local judge cannot be used.
         """
         wanted, text = doc.reference, after_thinking(output.text, output.thinking).strip()
         if self.variant == "judge":

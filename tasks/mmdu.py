@@ -48,7 +48,7 @@ class MMDU(Task):
     def score(self, doc: Doc, output: Output) -> Score:
         """Return the judge's scores of the dialogue, as `rate_dialogue` makes them.
 
-        The score has no value in judge mode "pair", or if an answer of the dialogue is missing.
+        The score has no value in judge mode "pair", without a judge, or if an answer of the dialogue is missing.
 
         Raises SetupError if the judge's server refuses the API key (KeyRefused), or if a local judge is given.
         """

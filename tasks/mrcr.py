@@ -6,7 +6,7 @@ and then to copy the first, second, ... needle. Score: `kvbench.scoring.mrcr`.
 
 Data: openai/mrcr (MIT), 800 questions per number of needles. docs/tasks.md lists the columns as public evaluation code
 reads them; they were not compared with the hub. `desired_msg_index` is the index of the request, not of its reply.
-kvbench pins the same commit as that code; this commit has the corrections of December 2025.
+kvbench pins the same commit as this evaluation code; the commit has the corrections of December 2025.
 """
 
 from __future__ import annotations

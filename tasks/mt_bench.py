@@ -58,7 +58,8 @@ class MTBench(Task):
     def score(self, doc: Doc, output: Output) -> Score:
         """Return the judge's ratings or, in judge mode "pair", a comparison with the answers of the full cache.
 
-        The score has no value if an answer of the model is missing or, in mode "pair", an answer of the full cache.
+        The score has no value if no judge is set, if the judge gives no verdict, or if an answer of the model is
+        missing; in mode "pair", also if an answer of the full cache is missing.
 
         Raises SetupError if the judge's server refuses the API key (KeyRefused), or if a local judge cannot be used.
         """

@@ -1,5 +1,5 @@
-"""Shows the progress of work that is counted in steps, answers or checks. Work that is counted in the rows of a run has
-another progress line, which also shows the entries and bytes of a cache."""
+"""Shows the progress of work that is counted in steps, answers or checks. The progress line of a run counts rows, and
+also shows tokens per second, KV bytes and the mean score."""
 
 from __future__ import annotations
 

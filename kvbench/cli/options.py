@@ -47,7 +47,7 @@ def option(
 
 
 def declare(name: str, annotation: Any, default: Any = None) -> Parameter:
-    """Return a parameter for `takes`. annotation: the type of its value and the typer option, inside ``Annotated``."""
+    """Return a parameter for `takes`. annotation: ``Annotated`` with the type of its value and the typer option."""
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
@@ -177,13 +177,13 @@ def group(about: str) -> typer.Typer:
 
 
 def plain(flags: str, help: str, metavar: str = "") -> Any:
-    """Declare an option, inside ``Annotated``. ``--help`` lists the option outside the titled panels. flags: the
-    option's names, separated by blanks."""
+    """Return a typer option for use inside ``Annotated``. ``--help`` lists it outside the titled panels. flags: the
+    names of the option, separated by blanks."""
     return typer.Option(*flags.split(), help=help, metavar=metavar, show_default=False)
 
 
 def same_as_run(name: str) -> Any:
-    """Declare an option for a setting, inside ``Annotated``, with the same help text as in ``kvbench run``."""
+    """Return a typer option for a setting, as `plain` does, with the same help text as in ``kvbench run``."""
     field = settings.SETTINGS[name].metadata
     metavar = "" if field["parser"] is parsers.flag else field["metavar"]
     return plain(f"--{name.replace('_', '-')}", field["help"], metavar)

@@ -124,8 +124,9 @@ def _aside(side: Side, mapped: set[str], others: set[str]) -> list[Key]:
 
 
 def _names(side: Side, key: Key) -> set[str]:
-    """Return the names by which --map may mean a cell of the side: its model, its method with options, and its method
-    alone. The method alone means another cell if the side also has the method with its default options."""
+    """Return the names by which --map may mean a cell of the side: its model, its method with options, and its method's
+    name alone. For a method with other options than its defaults, the name alone is left out if the side also has the
+    cell with the default options: it then means only that cell."""
     names = {key.model, key.method}
     return names if replace(key, method=key.name) in side.cells else names | {key.name}
 

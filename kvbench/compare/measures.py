@@ -41,9 +41,9 @@ WORDS = {
 class Measure:
     """One measure of a cell. base, new: its figure on the two sides of a comparison; NaN: unknown.
 
-    more: whether some question holds more entries in `new`, which is a regression; False if the measure does not count
-    entries. p: the p-value of a one-sided test, paired by question; a small p means that the measure rose. NaN for
-    measures without a test.
+    more: whether the entries of some question rose in `new` by more than `_entries` allows, which is a regression;
+    False if the measure does not count entries. p: the p-value of a one-sided test, paired by question; a small p means
+    that the measure rose. NaN for measures without a test.
     """
 
     name: str
@@ -87,9 +87,9 @@ def measures(pairs: Sequence[Pair]) -> list[Measure]:
 def _entries(pairs: Sequence[Pair], place: int) -> Measure:
     """Return the measure `ENTRIES[place]`, a number of entries.
 
-    If the number rose for some questions, `base` and `new` are the numbers of the question where it rose most.
-    Otherwise `base` and `new` are each the largest number of any question on their side. No rise counts if --map pairs
-    the cell with another method or model; otherwise a rise counts above the question's limit (see `_of_questions`).
+    A rise counts if the number in `new` is above the question's limit (see `_of_questions`), unless --map pairs the
+    cell with another method or model. `base` and `new` are the numbers of the question with the largest rise that
+    counts. If no rise counts, `base` and `new` are each the largest number of any question on their side.
     """
     found = [(*values, pair.renamed) for pair in pairs for values in _of_questions(pair, place)]
     risen = [(mine, theirs) for mine, theirs, limit, renamed in found if not renamed and theirs > max(mine, limit)]

@@ -3,10 +3,10 @@ run.
 
 Let v_q be the variance of the scores of question q's samples in base. Between two runs without a true difference, the
 difference of question q then has the variance 2 v_q / k with k samples. The lower bound of the mean difference is above
--M with 80% power if M is at least the smallest true drop that the t test finds with 80% power (`smallest_drop`), plus
-what the bound is below that of t (`_reach`). For this drop v is the mean of 2 v_q over the questions with several
-samples. Near 0 and 1 few questions change between two runs. Their differences then have a large kurtosis, which adds to
-both parts of the sum.
+-M with 80% power if M is at least the sum of two parts (`_reach`): the smallest true drop that the t test finds with
+80% power (`smallest_drop`), and the distance by which the comparison's bound lies below the bound of the t test. The
+drop is computed from v / k, where v is the mean of 2 v_q over the questions with several samples. Near 0 and 1 few
+questions change between two runs. The differences then have a large kurtosis, which adds to both parts.
 
 All this holds if the two runs draw their answers with independent noise. If both runs sample with the same noise, their
 answers to a question are correlated, and fewer questions suffice. Two cases have rules of their own: one sample per
@@ -132,9 +132,10 @@ def _reach(questions: int, variance: float, size: float, kurtosis: float, step: 
     """Return the smallest margin M for which a comparison of two runs without a true difference shows "no worse than
     M" with 80% power. For the arguments see `needed`.
 
-    n clusters of which few changed have the mean difference of about n / kurtosis questions, with a standard error
-    that varies more than for normal data. The bound is lower than that of t by a fall of one sample in one more cluster
-    and by the skewness that chance gives to the differences, in the tables whose scores fell by chance.
+    If few of n clusters changed, the mean difference depends on only about n / kurtosis questions, and its standard
+    error varies more than for normal data. In tables whose scores fell by chance, the comparison's bound lies below the
+    bound of t for two reasons: it allows for a fall of one sample in one more cluster, and it is corrected for the
+    skewness that chance gives to the differences.
     """
     clusters, se = questions / size, math.sqrt(variance / questions)
     tail = max(0.0, kurtosis - 3) / (4 * clusters)  # as in `tail_of`
@@ -148,10 +149,11 @@ def _noise(cell: Cell) -> _Noise | None:
     The variance between the samples of a question is averaged over the questions with several samples. For `clustered`,
     deviations from the questions' means are first summed over a cluster, sample by sample. The variance of these sums
     is that of comparisons between the samples of base, as if each sample number were a run. By chance it may be too
-    small; it counts only where it is larger.
+    small, so it is used only if it is larger than `alone`.
 
     If every question has one sample, the variance is unknown. Its upper limit p (1 - p), where p is the mean score,
-    takes its place; for `clustered`, the variance of the scores with clusters does if it is larger.
+    takes its place. For `clustered`, the variance from the scores' standard error with clusters (`_variance`) takes its
+    place instead if it is larger than this limit.
     """
     means, sources, variances, fourths = [], [], [], []
     sums: dict[tuple[str, int], float] = defaultdict(float)  # by cluster and sample

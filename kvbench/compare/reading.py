@@ -219,7 +219,7 @@ def _questions(key: Key, rows: Rows, headline: str) -> Iterator[tuple[str, Quest
 
 
 def _bounds(rows: Rows) -> Floats:
-    """Return the last of the three numbers `ENTRIES` of each row; NaN: none."""
+    """Return each row's bound, the sum of budget and interval (see `ENTRIES`); NaN for a row without a bound."""
     import numpy as np
 
     shares = rows.number("budget_share")

@@ -113,7 +113,8 @@ def gather(
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return a warning for each environment variable KVBENCH_... whose name kvbench does not know."""
+    """Return a warning for each environment variable KVBENCH_... that has no effect, because kvbench does not know its
+    name or takes its setting only from a flag (`FLAG_ONLY`)."""
     words = {key.lower(): PREFIX + key.upper() for key in (*KEYS, *(n.removeprefix(PREFIX) for n in ELSEWHERE))}
     sentences = [
         f"environment variable {PREFIX + key.upper()} has no effect; only the flag has."

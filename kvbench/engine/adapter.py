@@ -47,9 +47,12 @@ def _decoder_layers(model: Any) -> Iterable[torch.nn.Module]:
 
 
 def _linears(layer: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the linear layers inside a decoder layer, each with its path. A module inside a linear layer is left out:
-    in a training, peft's linear layer holds the model's own. A router of experts is left out too: some are linear
-    layers that return several tensors."""
+    """Yield the linear layers inside a decoder layer, each with its path.
+
+    Three kinds are left out: a module inside a linear layer, because in a training peft's linear layer holds the
+    model's linear layer; a layer whose weight holds the matrices of several experts; and a router of experts, because
+    some routers are linear layers that return several tensors.
+    """
     inside: list[str] = []
     for path, module in layer.named_modules():
         linear = hasattr(module, "in_features")  # nn.Linear, a quantised layer, or peft's

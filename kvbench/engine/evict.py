@@ -126,7 +126,7 @@ class Evictor:
         return allowed(self.method, self.budget[slot], self.prompt_len[slot], seen, self.evictions[slot])
 
     def _complete(self, slots: Sequence[int]) -> None:
-        """Write positions and initial columns of the newest entries of these slots, which have none until now."""
+        """Write the positions and initial columns that the newest entries of these slots lack (`SlotCache.fresh`)."""
         fresh = np.array(self.cache.fresh)
         for stack in self.cache.stacks:
             rows = stack.rows_of([s for s in slots if fresh[s]])

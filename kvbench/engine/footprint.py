@@ -96,7 +96,7 @@ def footprint(
         prompt_rows: most entries per head while a prompt is read.
         tail: see `layout.Lengths`.
         budget: entries per head of the cache; None: the method takes no budget.
-        interval: generated tokens between two evictions of a sequence.
+        interval: generated tokens between two ticks of a sequence (`layout.ticks_every`).
         block, prefill: `chunk` and `prefill` of `prefill.PromptReader`.
         at_once: bytes of scratch that one view of an eviction may take (`stack.scratch_bytes`).
         gpu: whether the device is a GPU; else it is a CPU.

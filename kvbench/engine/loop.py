@@ -68,13 +68,13 @@ class Engine:
             captured, it decodes without a graph. A model divided among GPUs runs with neither.
         program: on a CPU, compile the decode step as one program, see the module `program`. The engine decodes without
             it if compiling fails, or if the number of entries that a step reads depends on the sequences. The number
-            depends on them if heads have different lengths, and in unbounded caches larger than
-            `step_writers.FIXED_ROWS`.
+            depends on them in the paged layout, and in dense caches that no budget bounds and that have more rows per
+            head than `step_writers.FIXED_ROWS`.
         notice: called with a line of text if the engine cannot compile or capture; see also `decoding`.
 
     Raises:
-        UserError: the method, the layout or the backend does not support this model, or the method needs trained
-            weights and neither its options nor the model's folder give them.
+        UserError: the method does not support this model, `prefill` or `layout`; the backend does not support the
+            cache; or the method needs trained weights and neither its options nor the model's folder give them.
         SetupError: the method's weights are missing or belong to another model, or the backend is not installed.
     """
 
@@ -139,8 +139,10 @@ class Engine:
     def generate(self, requests: Iterable[Request]) -> Generator[Generation, None, None]:
         """Yield the result of every sample of every request as it finishes.
 
-        If a request has an empty prompt or is longer than the model's context, or if its prompt and a probe are longer
-        and the model has no positions beyond, the results of its samples say that they failed (`Generation.failed`).
+        All samples of a request fail (`Generation.failed`) in four cases: its prompt is empty; the request is longer
+        than the model's context; a probe or a draft after the prompt needs more positions than a model has
+        (`ProbeTooLong`); reading the prompt yields activations that are NaN or infinite.
+
         Raises ValueError when a request that fits the context exceeds `max_tokens`, or when the requests do not share
         one `Sampling`. Raises UserError for a token without an embedding: before the first sample, or at the start of
         the turn that holds it. Raises OutOfMemory when memory runs out; the engine cannot be used after that.

@@ -23,7 +23,7 @@ class OutOfMemory(SetupError):
     """The engine ran out of memory.
 
     Attributes:
-        under_way: (document, sample) of each sequence that was being read or decoded; empty if the engine was not
+        under_way: (question id, sample) of each sequence that was being read or decoded; empty if the engine was not
             built yet.
         cause: first line of the allocator's message.
     """
@@ -53,8 +53,8 @@ def _host() -> int:
 
 
 def _limit_files() -> Iterator[Path]:
-    """Yield the files with the memory limits of this process's control group and of all groups above it, which may be
-    lower. A file may be missing: a container sees its own group as the root of the tree."""
+    """Yield the files with the memory limits of this process's control group and of all groups above it. A group above
+    may have a lower limit. A file may be missing: a container sees its own group as the root of the tree."""
     lines = []
     with contextlib.suppress(OSError, ValueError):  # ValueError: a name that is no UTF-8
         lines = Path("/proc/self/cgroup").read_text().splitlines()

@@ -64,7 +64,7 @@ class MetaViews:
             both parts.
         geometry: the evicted layers of the cache, the largest first.
         model: function that returns the model without weights, on the meta device, in any dtype.
-        dtype: the dtype of keys, values, queries and hidden states; interval: generated tokens between two evictions.
+        dtype: the dtype of keys, values, queries and hidden states; interval: generated tokens between two ticks.
         budget: entries per head that an eviction leaves. kernels: see `Rules`.
     """
 

@@ -117,7 +117,8 @@ class PromptReader:
         request: Request | None = None,
     ) -> tuple[PromptCache, torch.Tensor]:
         """Read b equally long prompts. Return their cache, which `go_on` extends, and the next token's logits [b, V].
-        With a method that runs probes, or with images, b must be 1. request: as for `_read`. Raises NotFinite."""
+        With a method that runs probes, or with images, b must be 1. request: as for `_read`. Raises NotFinite and
+        ProbeTooLong."""
         cache, logits, _ = self._read(prompts, rules, noise_keys, request)
         return cache, logits
 

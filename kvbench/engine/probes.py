@@ -182,7 +182,7 @@ def run_probes(cache: PromptCache, prompt: ReadPrompt, forward: Forward, block: 
 
 def _check_positions(probe: Probe, cache: PromptCache, target: PromptCache, loaded: LoadedModel) -> None:
     """Raise ProbeTooLong if the probe, which is read against `target`, ends behind the model's last position. Only a
-    table of positions has a last one."""
+    model with a table of positions has a last position."""
     probed = target.extra + len(cache.rules.weights[probe.learned] if probe.learned else probe.tokens)
     if cache.seen + probed > loaded.context and has_position_table(loaded.model):
         raise ProbeTooLong(cache.seen, probed, loaded.context)

@@ -117,9 +117,10 @@ class PromptBytes:
     def _pass(self, tokens: int, rows: int, inside: int, uneven: bool = False, layer: int = 0) -> int:
         """Return the bytes that a pass over `tokens` tokens takes beside the cache; its last token sees `rows` entries.
 
-        inside: most bytes that a layer takes to grow before its attention, or to be observed or evicted after it.
-        uneven: whether heads hold different numbers of entries. layer: bytes of the entries that a layer holds from its
-        attention until its eviction, if the pass evicts layer by layer.
+        inside: most bytes that it takes to grow a layer, to observe its queries or to evict it.
+        uneven: whether heads hold different numbers of entries.
+        layer: bytes of the entries that a layer holds from its attention until its eviction, if the pass evicts
+        layer by layer.
         """
         size, t = self.dtype.itemsize, min(self.block, tokens)
         kinds = {replace(g, index=0, device=None) for g in self.geometry}

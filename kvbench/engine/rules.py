@@ -46,8 +46,8 @@ class Batch:
         evictions: evictions so far.
         allowed: entries per head that each sequence may keep.
         layers: the layer of each element of axis 0, if one view may show several layers; else None.
-        together: the layers of this batch, each once, if the method decides about all layers of the model together
-            while decoding; else empty. Axis 0 then has the same sequences for each of these layers.
+        together: if the method decides about all layers of the model together while decoding, the layers of this batch,
+            each once; axis 0 then has the same sequences for each of these layers. Else empty.
     """
 
     seen: torch.Tensor
@@ -139,7 +139,7 @@ class Rules:
 
         geometry: the geometry of the layer; several layers of a view are alike, so the geometry of any of them will do.
         ordinals: maps the index of each evicted layer to its number among the evicted layers. more: further fields of
-        the view: sums of attention that decode steps made, and a probe's fields while the model reads the probe.
+        the view, such as sums of attention that decode steps made, or the fields of the probe that the model reads.
         """
         valid = rows.valid
         if valid is None:  # expanding one element takes no memory

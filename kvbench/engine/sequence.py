@@ -181,9 +181,12 @@ class Sequence:
         return max(0, len(self.pending) - 1) + self.left
 
     def count_step(self, token: Token) -> bool:
-        """Count a decode step, which has read one token and drawn another. The drawn token is dropped if the sequence
-        must still read further tokens of a new turn (`pending`), but its logit must be a finite number. Returns False
-        if it was dropped."""
+        """Count a decode step, which has read one token and drawn another.
+
+        The drawn token is dropped if the sequence must still read further tokens of a new turn (`pending`) and the
+        token's logit is finite. Returns False if it was dropped. A token whose logit is NaN or infinite always goes to
+        `accept`, which ends the sequence with an error.
+        """
         self.clock += 1
         if self.pending:
             self.pending.popleft()
@@ -234,9 +237,9 @@ class Sequence:
         leave no room for an answer, the sequence fails and the result is None too.
 
         A fresh follow-up is a whole new prompt: it replaces the request's prompt. Any other follow-up continues the
-        cached sequence: it next reads (`pending`) the answer's last token, which is not in the cache yet, and then the
-        follow-up's tokens. If the answer's last token is an end token, it is left out, because the
-        follow-up begins with the template's end of turn.
+        cached sequence. The sequence then reads (`pending`) the answer's last token, which is not in the cache yet, and
+        after it the follow-up's tokens. If the answer's last token is an end token, the sequence does not read it,
+        because the follow-up begins with the template's end of turn.
 
         Raises UserError if the follow-up has a token without an embedding.
         """

@@ -83,7 +83,8 @@ class State:
         keys, drawn: [R] noise key of the sample, and the number of tokens that it has drawn.
         left: [R] tokens that the turn may still draw; early: [R] tokens to draw before an end token is allowed.
         deltas: [R] the rotary position of a token minus its index, see `images`.
-        unread: [R] steps in which the slot still reads tokens of its next turn; the tokens drawn in them do not count.
+        unread: [R] how many tokens of a new turn the slot must read after the token in `tokens`. While this number is
+            not 0, drawn tokens do not count.
         ends: [R, drawing.ends] end tokens, -1: none.
         fixed: [R, steps] tokens that replace those drawn in the next steps, -1: none; [R, 0] unless `drawing.fixes`.
         step: [1] number of steps of this block so far.
@@ -134,8 +135,9 @@ class State:
     def advance(self, choice: Choice) -> None:
         """Store and count the tokens of a step; set `live` to 0 for each sequence whose turn ends.
 
-        A turn ends by an end token, at its limit of tokens, or by a bad logit. This function ignores stop strings: the
-        host looks for them later (`Sequence.accept`).
+        A turn ends by an end token, at its limit of tokens, or by a bad logit. This function ends no turn in a step
+        whose tokens do not count (`unread`), and it ignores stop strings. The host checks the tokens again later
+        (`Sequence.count_step`): it sees bad logits in such steps, and stop strings.
         """
         self._out.index_copy_(0, self.step, torch.stack([choice.tokens, choice.bad.long()])[None])
         if choice.log_probs is not None and choice.likeliest is not None:

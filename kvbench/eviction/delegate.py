@@ -44,7 +44,8 @@ def delegate(cls: Any, *more: str) -> None:
 
     What the class itself defines stays, except `stacked`, `protect`, `unscored` and `replaced`. The protection in force
     is the one in the wrapper's option `protection`, else the one in the option of `inner`, else the one that `inner`
-    declares. Unless the class itself defines `min_budget`, it is the larger of the inherited value and that of `inner`.
+    declares. Unless the class itself defines `min_budget`, the smallest budget is the larger of the inherited value and
+    that of `inner`.
     """
     own = vars(cls).keys() - {"stacked"}  # `Method` sets `stacked` in every class that defines `score`
     for name in (*DECLARATIONS, *more):

@@ -1,6 +1,6 @@
 """kvbench inside other tools (a model for lm-eval, a cache for transformers' `generate`), and kvpress inside kvbench.
 
-Imports the engine, the packages below it, and `runner.spool`.
+Imports the engine, the packages below it, `runner.cell` and `runner.spool`.
 """
 
 from pathlib import Path

@@ -125,8 +125,8 @@ class KVBenchLM(TemplateLM):
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         """Return the template that lm-eval records, None if `chat_template` is False; note for `tok_encode` whether a
-        template renders prompts. The tokenizer's default template renders them, also if `chat_template` names another.
-        Raises UserError if it is to render prompts and is missing or unusable."""
+        template renders prompts. The template of `model_args` or, without it, the tokenizer's default renders them,
+        even if `chat_template` names another. Raises UserError if prompts need it and it is missing or unusable."""
         self._templated = bool(chat_template)
         prompts.check_template(self.tokenizer, chat=self._templated, variables=self._variables)
         return super().chat_template(chat_template)
@@ -165,7 +165,7 @@ class KVBenchLM(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        """Return for each continuation the sum of its log-probabilities, and whether each of its tokens is greedy."""
+        """Return for each continuation the sum of its log-probabilities, and whether greedy decoding would give it."""
         spool = Spool()
         continuations = [self._continuation(context, continuation, spool) for _, context, continuation in requests]
         place = {id(request): index for index, request in enumerate(continuations)}

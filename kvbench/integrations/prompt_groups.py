@@ -38,8 +38,8 @@ class PromptGroup:
 
 
 def under_autocast(call: AttentionCall) -> AttentionCall:
-    """Return the call with queries, keys and values in the dtype in which torch's attention computes: under autocast,
-    in autocast's. A float32 model's RoPE makes queries and keys float32 there, beside values in autocast's dtype."""
+    """Return the call; under autocast, with queries, keys and values in autocast's dtype, in which torch's attention
+    computes. Without this, a float32 model's RoPE gives float32 queries and keys, but values have autocast's dtype."""
     device = call.query.device.type
     if not torch.is_autocast_enabled(device):
         return call
@@ -50,7 +50,7 @@ def under_autocast(call: AttentionCall) -> AttentionCall:
 def attend(groups: Sequence[PromptGroup], call: AttentionCall) -> torch.Tensor:
     """Compute the attention outputs of all prompts, one group after the other. Outputs at pads are 0.
 
-    Returns [sequences, tokens, query heads, dimension of a value].
+    Returns [sequences, tokens, query heads, d]. d: the dimension of a value or, with `call.latent`, the latent's rank.
     """
     [first, *others] = groups
     if not others and not first.pads:

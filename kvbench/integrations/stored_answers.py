@@ -14,7 +14,7 @@ MARK = "kvbench"  # key in lm-eval's file of answers; its value is the settings 
 
 def identity_of(args: ModelArgs, state: MethodState, **model: str | None) -> dict[str, Any]:
     """Return the facts on which the answer to a given prompt depends: settings, version, and the method's source and
-    artefacts. state: that of the method. model: further facts about the loaded model, by name."""
+    artefacts. state: the method with its source and artefacts. model: further facts about the loaded model, by name."""
     run = args.run
     return {
         "version": __version__,

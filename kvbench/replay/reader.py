@@ -5,7 +5,8 @@ eviction falls inside a pass. Between two evictions a cache only grows, so each 
 it were read alone. Evictions and predictions therefore equal those of `Engine.generate` with `Request.forced`, up to
 rounding (`tests/replay/test_reader.py`).
 
-Sizes of tensors: b sequences, t tokens of a block, V tokens in the vocabulary.
+Sizes of tensors: b sequences, t answer tokens of a forward pass, Hq query heads, Dv size of a value, V tokens in the
+vocabulary.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class Listener:
         number `first`. call: the layer's attention call. out: the call's output [b, t, Hq, Dv]."""
 
     def predicted(self, first: int, logits: torch.Tensor) -> None:
-        """Called after the prompts were read, and after each forward pass over the answers. logits: [b, t, V],
-        predictions of the answer tokens with the numbers `first` to `first` + t - 1."""
+        """Called after the prompts were read (then t = 1), and after each forward pass over t answer tokens. logits:
+        [b, t, V], predictions of the answer tokens with the numbers `first` to `first` + t - 1."""
 
 
 class TraceReader:

@@ -100,7 +100,8 @@ class Reference(FutureAttention):
     Attributes beside those of `FutureAttention`:
         targets: [b, n], the tokens of the answers.
         logits: [b, n, V], the logits that predict these tokens.
-        outputs: by layer, [b, n - 1, Hq, Dv], the outputs of the attention heads for all answer tokens but the last.
+        outputs: by layer, for the layers in which methods evict, [b, n - 1, Hq, Dv], the outputs of the attention heads
+            for all answer tokens but the last.
         oracle: by budget, the entries that the oracle holds; filled while the batch is read with the oracle.
     """
 

@@ -99,8 +99,8 @@ def values_of(rows: Rows, column: str) -> list[Any]:
     """Return the distinct values of a column, sorted; [None] for a column without values.
 
     Values that count as equal to every value are not returned: missing values (the full cache has no interval), and the
-    value in `OF_QUESTION`. The result is also [None] for a column in `BY_QUESTION` if the rows of each question agree
-    in this column.
+    value in `OF_QUESTION`. For a column in `BY_QUESTION` with several values, the result is [None] if the rows of each
+    question agree, because in such a column only rows of the same question must agree.
     """
     values = [value for value in rows.values(column) if value != OF_QUESTION.get(column)]
     if column in BY_QUESTION and len(values) > 1 and with_several(rows, rows.number(column)) is None:

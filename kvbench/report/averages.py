@@ -124,8 +124,8 @@ def make_averages(groups: Sequence[Group], tables: Sequence[TaskTable]) -> list[
 
 def _over_lengths(averaged: Sequence[tuple[_Family, AverageTable]]) -> list[AverageTable]:
     """Return tables that average the main average of a group of tasks (the first in `Task.averages`) over lengths of
-    prompts. A group gets a table if it has this average at two or more lengths. A method at a budget that lacks it at
-    one of the lengths gets no averages over lengths; a note names the missing lengths."""
+    prompts. A group gets a table if it has this average at two or more lengths. If a method at a budget lacks this
+    average at one of the lengths, it gets no averages over lengths; a note names the missing lengths."""
     kin: list[list[tuple[_Family, AverageTable]]] = []
     for family, table in averaged:
         if family.task.lengths and next(iter(family.task.averages)) in table.names:

@@ -4,9 +4,9 @@
     FORMATS["markdown"](report)
 
 A category such as "5/Precalculus" has two parts, "5" and "Precalculus". If all categories of a task have the same
-number of parts, each part has a table: one for the first parts, one for the second, and so on. A task that was run at
-several lengths gets one table for each method and budget, with the lengths as columns. For a needle in a haystack this
-is the usual map of depths and lengths.
+number of parts, each part has a table: one for the first parts, one for the second, and so on. Otherwise one table has
+the whole categories. For a task that was run at several lengths, each of these tables is split into one table for each
+method and budget, with the lengths as columns. For a needle in a haystack this is the usual map of depths and lengths.
 """
 
 from __future__ import annotations

@@ -160,8 +160,12 @@ def make_cell(
     *,
     votes: bool = True,
 ) -> ScoreCell:
-    """Return the cell of these rows. votes: whether samples can vote for an answer: a text that several of them may
-    share, and no program or rating."""
+    """Return the cell of these rows.
+
+    by_question: the samples' scores by question. clusters: the cluster of each question. unfinished: the progress of
+    each unfinished run, by the run's name. votes: whether the samples of a question can vote for an answer. They can if
+    answers are texts that several samples may share; they cannot if answers are programs or if a judge rates them.
+    """
     status = rows.text("status")
     ok, unscored = rows.where(status.is_one_of("ok")), int(status.is_one_of("unscored").sum())
     answers = answered(rows)

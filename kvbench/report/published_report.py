@@ -1,11 +1,11 @@
-"""The report of ``--published``: the scores that papers print and ours, side by side for each cell, with the
+"""The report of ``--published``: for each cell, the scores that papers print beside the cell's own score, with the
 difference.
 
 Papers print no error bars. If both scores are over the same questions, only the random draw of answers differs. The
-standard errors of both scores are therefore estimated from how much our samples of one question differ. The error of
-our score is computed with our number of samples per question, and the error of the paper's score with the paper's
-number. If the paper states no number, ours takes its place. If the task is known to have more questions than the run
-asked, the error of our score is the standard error over questions instead.
+standard errors of both scores are therefore estimated from how much the cell's samples of one question differ. The
+error of the cell's score is computed with the cell's number of samples per question, and the error of the paper's score
+with the paper's number. If the paper states no number, the cell's number takes its place. If the task is known to have
+more questions than the run asked, the error of the cell's score is the standard error over questions instead.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ SHOWN = ("method", "budget", "here", "published", "difference", "within both", "
 
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
-    """The printed scores of one task beside ours. lacking: the printed scores of the same model and task that belong
-    to no cell with a score."""
+    """The printed scores of one task beside the scores of the cells. lacking: the printed scores of the same model and
+    task that belong to no cell with a score."""
 
     table: TaskTable
     lines: list[Beside]

@@ -17,8 +17,8 @@ NAMED_BY = ("budget", "budget_share", "interval", "sample")
 
 def conflict(rows: Rows) -> UserError | None:
     """Return the error for a question of one task that had two prompts, or for two rows of one sample; None if neither
-    occurs. `report.load` has already removed rows that several runs share, so two rows of one sample come from
-    different data, such as other reference answers."""
+    occurs. `report.load` keeps one row per row key, so two rows of one sample have different keys: their data differ,
+    for example in the reference answer, or one row lacks an option that the other has at its default."""
     if (question := with_several(rows, rows.text("prompt_sha256").codes)) is not None:
         mine = rows.where(rows.text("doc_id").is_one_of(question))
         first, other = (run_at(mine, place) for place, _ in mine.firsts("prompt_sha256")[:2])
@@ -65,8 +65,8 @@ def run_at(rows: Rows, place: int) -> str:
 
 
 def _one_sample_twice(rows: Rows) -> tuple[int, int] | None:
-    """Return the places of the first two rows that belong to one sample of one cell; None if there are none. A row from
-    before its method had an option belongs to the cell of the option's default (`labels_of`)."""
+    """Return the places of the first two rows that belong to one sample of one cell; None if there are none. An old row
+    that lacks a new option of its method belongs to the cell with the option's default (`labels_of`)."""
     import numpy as np
 
     known = [rows.text("doc_id").codes, rows.text("method").codes, labels_of(rows).codes]

@@ -4,7 +4,8 @@ groups of tasks.
     report = ScoreReport.make(load([Path("results/demo")]), baseline="full")
 
 The overview, if the report has one, comes first. Then each task has small tables, made for 80 columns: the quality of
-the cells, their memory, their speed and, if anything about them is special (`_sample_grids`), the samples.
+the cells, their memory and their speed. If anything about the samples is special (`_sample_grids`), a table of samples
+follows.
 """
 
 from __future__ import annotations

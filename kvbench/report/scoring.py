@@ -18,8 +18,13 @@ from kvbench.taskkit.names import get_task
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """`headline`: the column of the task's main score. `votes`: whether samples can vote for an answer (`make_cell`).
-    `known`: whether the task is installed here or a run's record states both; otherwise both are the defaults."""
+    """How the rows of a task are scored. `headline`: the column of the task's main score. `votes`: whether samples can
+    vote for an answer (`make_cell`).
+
+    `known`: whether both values are known to hold, because the task is installed here, because a run's record states
+    them, or because the task is a user's file (``file/...``), which has the defaults. If `known` is False, both values
+    are the defaults.
+    """
 
     headline: str = "score"
     votes: bool = True

@@ -1,4 +1,4 @@
-"""Generates one cell, and handles running out of memory and NaN logits.
+"""Generates the rows of one job, and handles running out of memory and NaN logits.
 
 When memory runs out, the cell is planned again with half the slots and continues with the rows that are not written
 yet. Each row states with how many slots it was generated, how many slots the first plan had, and how often memory ran
@@ -34,10 +34,8 @@ Key = tuple[str, int]  # document, sample
 
 @dataclass(slots=True, kw_only=True)
 class CellRun:
-    """Generates the rows of one cell that are not written yet.
-
-    on_step: see `Engine`. say: receives warnings of one line.
-    """
+    """Generates the rows of one job: rows of one cell that are not written yet. missing: the rows of the job that have
+    no result yet. on_step: see `Engine`. say: receives warnings of one line."""
 
     loaded: LoadedModel
     cell_plan: CellPlan
@@ -55,7 +53,7 @@ class CellRun:
         return self.not_numbers >= NOT_NUMBERS
 
     def run(self) -> None:
-        """Generate until all rows are written, the cell ends early (`ended_early`), or no more rows can be scored
+        """Generate until no row is missing, the cell ends early (`ended_early`), or no more rows can be scored
         (`RowWriter.refused`)."""
         memory.reset_peak(*self.loaded.devices)
         while True:

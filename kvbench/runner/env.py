@@ -1,6 +1,7 @@
 """Facts about the environment of a run: versions, git commit, machine.
 
-`device_name`, `devices` and `memory_bytes` import torch. The others read package metadata and system files, or run git.
+`device_name`, `devices`, `memory_bytes` and `machine` import torch. The other functions read package metadata and
+system files, or run git.
 """
 
 from __future__ import annotations

@@ -77,8 +77,8 @@ def read_inputs(
     info, adapter: the model and its adapter, if the caller has looked them up; None: look them up. before: the record
     of the run that uses these inputs again; None: a new run.
 
-    Raises KVBenchError in these cases: the model, the adapter or data are missing; a prompt cannot be made; a task
-    needs a judge but --judge is missing or cannot be used; a task needs a sandbox but none works here.
+    Raises KVBenchError, for example in these cases: the model, the adapter or data are missing; a prompt cannot be
+    made; a task needs a judge but --judge is missing or cannot be used; a task needs a sandbox but none works here.
     """
     info = info or models.fetched(config.model_place, config.revision)
     where = info.where

@@ -159,9 +159,9 @@ class PromptMaker:
     def _cut(self, doc: Doc, spec: GenSpec) -> tuple[Doc, int]:
         """Shorten a document's first turn to a limit; return the document and the number of tokens removed.
 
-        If `spec.truncate` is "none", the task forbids cutting: nothing is removed, even with --max-prompt-tokens.
-        Otherwise the limit is --max-prompt-tokens. Without this option, there is a limit only if `spec.truncate` is
-        "middle": the model's context less `spec.max_new_tokens` and `spec.reserve`, but at most `spec.longest`.
+        If `spec.truncate` is "none", the task forbids cutting: nothing is removed, even with --max-prompt-tokens. If it
+        is "middle", the limit is --max-prompt-tokens or, without this option, the model's context less
+        `spec.max_new_tokens` and `spec.reserve`, but at most `spec.longest`.
         """
         limit = self.config.max_prompt_tokens
         if limit is None and spec.truncate == "middle":

@@ -1,7 +1,7 @@
 """The plan of a run, made before its weights are loaded, and its record in run.json.
 
-Making the plan raises KVBenchError in these cases: inputs are missing; the engine cannot serve a method; the model
-changed since the run began.
+Making the plan raises KVBenchError, for example if inputs are missing, if the engine cannot serve a method, or if the
+model changed since the run began.
 """
 
 from __future__ import annotations

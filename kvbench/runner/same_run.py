@@ -154,11 +154,12 @@ def check_data(run: str, before: Mapping[str, Any], now: Mapping[str, Any], *, v
 
 
 def as_recorded(was: Mapping[str, Any], has: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what identifies a task's data as the run's record states it, if the data are the recorded data at another
-    place; otherwise return `has` unchanged.
+    """Return `has`, but with the revision in `was` if both state the same hash of the data.
 
-    A folder states no revision, but keys of rows contain it: a run that continues with the same files from a folder
-    needs the recorded one. A table from the hub has no hash: whether a file holds its reference answers is unknown.
+    was, has: what identifies a task's data in the run's record, and now. Keys of rows contain the revision, and data in
+    a folder have none: a run that continues with the same files from a folder needs the recorded revision. A table from
+    the hub has no hash, so it is unknown whether a file has the same reference answers: then `has` is returned
+    unchanged.
     """
     same = was.get("sha256") is not None and was.get("sha256") == has.get("sha256")
     return {**has, "revision": was.get("revision")} if same else has

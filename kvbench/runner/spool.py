@@ -74,7 +74,8 @@ class Spool:
 class StoredIds(Sequence[int]):
     """Token ids in a spool. They compare, hash and print like the tuple of the ids.
 
-    Each access reads the file; `tuple(ids)` reads all ids at once.
+    Every access except `len(ids)` reads all ids from the file, also an access to one id. To look up several ids, make
+    `tuple(ids)` first.
     """
 
     spool: Spool

@@ -48,9 +48,10 @@ def warnings(config: RunConfig, methods: Mapping[MethodChoice, Method], info: Mo
 
 
 def _trained(card: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the budgets and intervals that a card states, by name: a second one if the training had another for long
-    texts (the option `long` of `foresightkv`). A value that the card lacks is left out. A card without `trained_at`,
-    from an earlier kvbench, states the values among the settings of its training."""
+    """Return a list with the budget and interval that a card states, as a dictionary {name: value}. If the training had
+    another budget and interval for long texts (the option `long` of `foresightkv`), the list has a second dictionary
+    with these. A value that the card lacks is left out. A card without `trained_at`, from an earlier kvbench, states
+    the values among the settings of its training."""
     made: Any = card.get("made")
     stated: Any = made.get("trained_at") if isinstance(made, Mapping) else None
     if stated is None:

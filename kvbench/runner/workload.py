@@ -334,10 +334,10 @@ def _notes(
 
 
 def _unheard(asked: bool | None, thinking: bool | None, reader: ModelReader) -> bool:
-    """Return whether to say that --thinking (`asked` True) or --no-thinking (`asked` False) has no effect, because the
-    chat template does not read `enable_thinking`. --thinking: not if outputs will hold a thinking block anyway.
-    --no-thinking: not if they will hold one (another note says so), nor if this is unknown. thinking: whether they
-    will, as `prompts.effective_thinking` returns it."""
+    """Return whether a note says that --thinking (`asked` True) or --no-thinking (`asked` False) has no effect, because
+    the chat template does not read `enable_thinking`. --thinking gets no note if answers hold a thinking block anyway.
+    --no-thinking gets no note if answers hold such a block (another note says so), or if it is unknown whether they do.
+    thinking: whether they do, as `prompts.effective_thinking` returns it; None: unknown."""
     template = prompts.template_text(reader.tokenizer, reader.template)
     reads = template is None or template_variables.reads_thinking(template)
     return not reads and (not thinking if asked else thinking is False)

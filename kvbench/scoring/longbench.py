@@ -54,14 +54,14 @@ def require(dataset: str) -> None:
 
 
 def qa_f1(prediction: str, answer: str) -> float:
-    """F1 of the output's words against the answer's, each word counted as often as it occurs. Case, ASCII punctuation
-    and articles do not count."""
+    """F1 of the output's words against the reference's (`answer`), each word counted as often as it occurs. Case, ASCII
+    punctuation and articles do not count."""
     return _f1(plain_words(prediction), plain_words(answer))
 
 
 def qa_f1_zh(prediction: str, answer: str) -> float:
-    """F1 of the output's words against the answer's, as jieba separates them, each counted as often as it occurs. Case,
-    blanks and punctuation do not count, except marks that the official code does not remove, such as "《"."""
+    """F1 of the output's words against the reference's (`answer`), as jieba separates them, each counted as often as it
+    occurs. Case, blanks and punctuation do not count, except marks that the official code keeps, such as "《"."""
     return _f1(_words_zh(prediction), _words_zh(answer))
 
 
@@ -111,24 +111,24 @@ def classification(prediction: str, answer: str, all_classes: Sequence[str]) -> 
 
 
 def count(prediction: str, answer: str) -> float:
-    """Share of the numbers in the output that equal the answer's number, both compared as text."""
+    """Share of the numbers in the output that equal the reference (`answer`), compared as text."""
     numbers = re.findall(r"\d+", prediction)
     return numbers.count(answer) / len(numbers) if numbers else 0.0
 
 
 def retrieval(prediction: str, answer: str) -> float:
-    """Share of the numbers in the output that equal the number in an answer such as "Paragraph 12"."""
+    """Share of the numbers in the output that equal the number in a reference such as "Paragraph 12"."""
     return count(prediction, re.findall(r"Paragraph (\d+)", answer)[0])
 
 
 def retrieval_zh(prediction: str, answer: str) -> float:
-    """Share of the numbers in the output that equal the number in an answer such as "段落12"."""
+    """Share of the numbers in the output that equal the number in a reference such as "段落12"."""
     return count(prediction, re.findall(r"段落(\d+)", answer)[0])
 
 
 def code_similarity(prediction: str, answer: str) -> float:
-    """Similarity of the answer and the output's first line of code, from 0 to 1 and rounded to 0.01. Lines with a mark
-    of a code fence or a comment (`CODE_SKIPPED`) are skipped."""
+    """Similarity of the reference (`answer`) and the output's first line of code, from 0 to 1 and rounded to 0.01.
+    Lines with a mark of a code fence or a comment (`CODE_SKIPPED`) are skipped."""
     lines = prediction.lstrip("\n").split("\n")
     line = next((line for line in lines if not any(mark in line for mark in CODE_SKIPPED)), "")
     return round(100 * difflib.SequenceMatcher(None, line, answer).ratio()) / 100

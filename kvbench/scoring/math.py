@@ -6,7 +6,7 @@ reference; an output without a box is wrong. `int_match` (in `aux`, for AIME and
 plain integer that equals the reference.
 
 If the prompt asks for the answer after a marker ("Answer:") and the output has one, the answer is the text behind the
-last marker, in both rules.
+last marker, for all three rules.
 
 math-verify interrupts itself after `SECONDS` by SIGALRM. This works only in the main thread of a process, and some
 sympy calls ignore the signal. Therefore score in a `kvbench.scoring.pool.ScorePool`, never in a thread. As in

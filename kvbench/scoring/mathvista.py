@@ -161,7 +161,7 @@ def _number(part: str, introduced: bool) -> str | None:
 
 def _value(found: Sequence[tuple[str, ...]]) -> str | None:
     """Return the number in the first match of `_NUMBER`, without commas; None without a match. A fraction is divided
-    out. found: the groups of each match."""
+    out, except by 0, which leaves the numerator. found: the groups of each match."""
     for sign, *numbers in found:
         above, *below = (number.replace(",", "") for number in numbers if number)
         value = str(float(above) / float(below[0])) if below and float(below[0]) else above

@@ -134,8 +134,8 @@ def replacing(target: Path) -> Iterator[BinaryIO]:
     """Yield a new file, open for writing and reading. When the `with` statement ends, the file replaces `target`; after
     an exception, it is deleted instead.
 
-    After a kill or a power cut, `target` is the complete old file, the complete new file, or absent. If it is a link,
-    the link is replaced, and the file behind the link stays unchanged.
+    After a kill or a power cut, `target` is either as before or the complete new file. If `target` is a link, the link
+    is replaced, and the file behind the link stays unchanged.
     """
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
     try:

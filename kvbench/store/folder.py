@@ -25,8 +25,9 @@ LOCK = "lock"
 
 
 class RunFolder:
-    """A run's folder, opened and locked by `open` or `resume`. `notices`: warnings to the user; `info`: the content of
-    run.json; `settings`: the settings that `resume_command` repeats, None: those that the run's record states."""
+    """A run's folder, opened and locked by `open` or `resume`. `notices`: warnings to the user. `info`: the content of
+    run.json. `settings`: the settings that `resume_command` repeats; None: the recorded settings that the user must
+    give again (`again.used`)."""
 
     def __init__(self, path: Path, lock: RunLock, notices: list[str], info: dict[str, Any]) -> None:
         self.path, self.name = path, path.name

@@ -23,7 +23,7 @@ def host_name() -> str:
 
 def slurm_job() -> tuple[str, int]:
     """Return an id of the Slurm job that this process belongs to, and how often Slurm has restarted this job; ("", 0)
-    outside of Slurm. A task of an array keeps its id when it is restarted, and has an id of its own."""
+    outside of Slurm. Each task of a Slurm array has an id of its own, which a restart does not change."""
     job, restarts = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_RESTART_COUNT", "")
     if array := os.environ.get("SLURM_ARRAY_JOB_ID"):
         job = f"{array}_{os.environ.get('SLURM_ARRAY_TASK_ID', '')}"

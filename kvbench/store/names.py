@@ -1,7 +1,8 @@
 """Checks the names of runs.
 
 A run's name is also the name of its folder, which must be valid on every system to which the results are copied. A name
-therefore has only ASCII letters, digits and the three signs ``.``, ``-`` and ``_``, and is none that Windows reserves.
+therefore has at most `LIMIT` characters: ASCII letters, digits and the three signs ``.``, ``-`` and ``_``. It does not
+begin or end with ``.``, and is not a name that Windows reserves.
 """
 
 from __future__ import annotations

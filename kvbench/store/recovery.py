@@ -135,8 +135,8 @@ class JournalContent:
 
 
 class TextReader:
-    """Fetches the texts of rows from the journal. It is a context manager, because it keeps the `MOST_OPEN` segments
-    opened last open."""
+    """Fetches the texts of rows from the journal. Callers use it as a context manager, because it keeps files open: the
+    `MOST_OPEN` segments that it opened last."""
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / FOLDER

@@ -68,8 +68,8 @@ def math_doc(
     meta: Mapping[str, Any] | None = None,
     stop: Sequence[str] = (),
 ) -> Doc:
-    """Return a mathematics question with the stop strings and the answer marker of its prompt style, which `MathTask`
-    scores accordingly. meta: other fields. stop: the task's own stop strings, which the style's join."""
+    """Return a mathematics question with the stop strings and the answer marker of its prompt style, by which
+    `MathTask` scores answers. meta: other fields. stop: the task's own stop strings; those of the style are added."""
     return Doc(
         doc_id=doc_id,
         turns=turns,
@@ -80,8 +80,8 @@ def math_doc(
 
 
 def stopped(doc: Doc, text: str) -> str:
-    """Return an output up to the first stop string of its question's prompt style. Outputs of runs by a version of
-    kvbench without these stop strings may go on after it."""
+    """Return an output up to the earliest of its question's stop strings. Outputs of an older version of kvbench, which
+    knew no such stop strings, may go on after one."""
     for stop in doc.gen.get("stop", ()):
         text = text.split(stop, 1)[0]
     return text

@@ -142,7 +142,7 @@ def check_template(
 
 
 def to_model(turn: Turn) -> Messages:
-    """Return the messages of a turn that precede the model's answer."""
+    """Return a turn's messages before the model's answer: its history and the user's text, without `turn.system`."""
     history = [{"role": role, "content": text} for role, text in turn.history]
     return [*history, {"role": "user", "content": content(turn)}]
 

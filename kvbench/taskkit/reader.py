@@ -153,7 +153,7 @@ class ModelReader:
 
 
 def _raw(question: str, turns: tuple[Turn, ...], answers: tuple[str, ...]) -> str:
-    """Return the text of a prompt without a chat template. question: its id, for messages."""
+    """Return the text of a prompt without a chat template. question: the question's id, for messages."""
     if any(turn.history for turn in turns):
         raise UserError(
             f"question {quote(question)} continues a conversation, which only a chat template can render. "

@@ -27,7 +27,8 @@ class Answer:
     """An answer as token ids (`ids`); empty if its generation failed.
 
     right: False if the judge finds it wrong, or if its generation failed; else True, also without a judge.
-    ended: whether it ends with an end token or a stop string.
+    ended: for an answer of the model, whether it ends with an end token or a stop string; for an answer from the data,
+        whether it is whole, not cut to the question's most tokens.
     """
 
     ids: tuple[int, ...]

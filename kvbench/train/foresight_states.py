@@ -144,9 +144,9 @@ class Evictions:
 
 @dataclass(frozen=True)
 class _Watched(Method):
-    """A method that evicts what the method `judge` decides; it passes decision and scorer's inputs to `take`.
+    """A method whose evictions another method decides; it passes each decision and the scorer's inputs to `take`.
 
-    scorer: the method `foresightkv`, whose columns and states the engine collects.
+    scorer: the method `foresightkv`, whose columns and states the engine collects. judge: the method that decides.
     """
 
     scorer: Any

@@ -84,7 +84,7 @@ def fitting(need: Footprint, slots: int, total: int, device: torch.device) -> in
 
 
 def parts(need: Footprint, slots: int) -> Parts:
-    """Return the bytes that an engine with `slots` slots needs besides weights: for its cache, and for its work. The
-    work is reading a prompt, and one step in every slot."""
+    """Return the bytes that an engine with `slots` slots needs besides weights: for its cache, and for its work, which
+    is to read a prompt and to take one step."""
     acting = need.at(slots) - need.weights - slots * (need.slot + need.step)
     return Parts({f"cache of {slots} slots": slots * need.slot, "a prompt and a step": acting + slots * need.step})

@@ -3,7 +3,8 @@
 `duo` is trained on such texts. The weights of `headkv` and `triattention`, numbers per query head, are estimated while
 a model reads such texts.
 
-The built-in model gets problems of the task `lookup`. Other models get English texts: notes with codes among unrelated
+The built-in model gets problems of the task `lookup`; for `triattention`, it gets problems of `lookup`, `chain` and
+`walk` (`kvbench.train.recipes.mean_queries`). Other models get English texts: notes with codes among unrelated
 sentences. Their last sentence asks for one code (`text_examples`) or for all codes (`passkey_examples`).
 """
 

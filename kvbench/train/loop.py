@@ -1,4 +1,4 @@
-"""The loop that trains the weights of every learned method.
+"""The loop that trains every recipe: the weights of a learned method, or the model itself.
 
 After a kill the same call continues from the last checkpoint and reaches the same losses. The number of steps may be
 changed later, if each step taken so far keeps its learning rate. In the training's folder, `log.jsonl` has one line per
@@ -122,8 +122,8 @@ class _Training:
         self.step, self.seconds = 0, 0.0
 
     def begin(self) -> None:
-        """Continue from the folder's checkpoint; if there is none, delete its logs and compute the held-out figures.
-        Raises UserError when the checkpoint has other settings (see `_continues`)."""
+        """Continue from the checkpoint in the training's folder. Without a checkpoint, delete the logs in the folder,
+        and compute the held-out figures. Raises UserError when the checkpoint has other settings (see `_continues`)."""
         if (self.out / CHECKPOINT).exists():
             self._restore()
         elif self.processes.first:

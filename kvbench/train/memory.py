@@ -103,9 +103,9 @@ class Rehearsal:
 
     Attributes:
         recipe: the recipe's class; config: the model's configuration; settings: the training's settings.
-        items, held_out: a few made-up items to train on and to hold out, each as long as the training's longest item.
+        items, held_out: a few made-up items to train on and to hold out, each as long as the longest real one.
         count: how many items the real training has, including those that it holds out.
-        longest: tokens of each made-up item.
+        longest: tokens of each item in `items`; a question counts with its longest answer.
         dtype: dtype of the loaded weights; device: the device for which to count.
     """
 
@@ -209,9 +209,9 @@ class Rehearsal:
     def _shares(self, recipe: Recipe) -> list[slice]:
         """Return which items of a batch each call of the loss gets in the rehearsal: one slice per call.
 
-        The rehearsal must show which tensors of one call, or of one item, stay in memory while the next one is
-        computed. Two are enough for that. So it makes at most two calls, and gives a call two items if all items of the
-        call together have more than `ROOM` tokens.
+        The rehearsal must show which tensors of one call, or of one item, stay in memory while the next call or item is
+        computed. Two calls, and two items in each, are enough for that. So the rehearsal makes at most two calls. A
+        call gets all its items if these have at most `ROOM` tokens together, else at most two of them.
         """
         whole = self.settings.batch // self.device.processes
         once = min(recipe.at_once or whole, whole)

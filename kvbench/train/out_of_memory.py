@@ -19,7 +19,8 @@ def explained(settings: Mapping[str, Any], names: Iterable[str] = SMALLER) -> It
     """Inside the `with` statement, turn an exception that means that memory ran out into a SetupError with cures.
 
     settings: the value of every setting of the training, by name. names: the settings in `SMALLER` that lower the
-    memory of the work inside the `with` statement; the error names those that the recipe has.
+    memory of the work inside the `with` statement. The error names those of them whose value in `SMALLER` takes less
+    memory than the present value.
     """
     try:
         yield
@@ -37,7 +38,7 @@ def explained(settings: Mapping[str, Any], names: Iterable[str] = SMALLER) -> It
 
 def _lowers(name: str, settings: Mapping[str, Any]) -> bool:
     """Return whether the value in `SMALLER` takes less memory than the setting's present value; False if the recipe
-    lacks the setting. A number takes less memory than a larger number, and any number than 0 (`lora`: no adapter)."""
+    lacks the setting. A smaller number takes less memory, but 0 takes the most: it means no adapter (`lora`)."""
     value = SMALLER[name]
     now = settings.get(name, value)
     return bool(now != value) and not (isinstance(now, int) and isinstance(value, int) and 0 < now < value)

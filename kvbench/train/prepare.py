@@ -213,8 +213,8 @@ def _questions(
     prompting: Prompting,
     left_out: Counter[str],
 ) -> tuple[list[Question], list[Question]]:
-    """Return at most `samples` questions to train on, and the questions that the recipe holds out. left_out: the
-    function adds to it the rows of the data file that it reads but that make no such question, by reason."""
+    """Return at most `samples` questions to train on, and the questions that the recipe holds out. left_out: counts, by
+    reason, the rows of the data file that are read but not used as questions; this function adds to the counts."""
     if data is None:
         if given := list(prompting.settings()):
             flag = "--no-thinking" if prompting.thinking is False else f"--{given[0].replace('_', '-')}"

@@ -91,8 +91,8 @@ class Recipe(ABC):
         name: the recipe's name in ``kvbench train NAME``.
         kind: the kind of weights that the recipe writes (`kvbench.eviction.api.Weights`).
         figure: the held-out figure that training should improve; higher: whether a larger figure is better.
-        trained_at: the recipe's own settings, among budget and interval, also those for long texts, on which the loss
-            depends. A run that uses the weights at other values gets a warning (`kvbench.runner.trained_at`).
+        trained_at: the names of the budget and interval settings, also for long texts, on which the loss depends.
+            A run that uses the weights at other values gets a warning (`kvbench.runner.trained_at`).
         stores: the most bytes of tensors that the recipe may keep in memory (see `stored`).
         at_once: the most items that one call of `loss` gets. Fewer items take less memory; the loop adds up the
             gradients of all calls. None: one call gets all items of the batch that this process computes.
@@ -213,8 +213,9 @@ class Recipe(ABC):
             trained.copy_(tensors[name])
 
     def card(self) -> dict[str, Any]:
-        """Return the facts that this recipe adds to the card of the weights. If the weights have values for every layer
-        and some stay untrained, `layers` lists the trained ones; kvbench then refuses to evict from other layers."""
+        """Return the facts that this recipe adds to the card of the weights. If the weights have values for every
+        layer, but some layers stay untrained, the fact `layers` lists the trained layers; kvbench then refuses to evict
+        from other layers."""
         return {}
 
     def write(self, out: Path, *, base: Base, made: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:

@@ -28,7 +28,7 @@ RECOMPUTE = ("auto", "on", "off")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """A prompt, an answer to it that was generated or read under eviction, and the answer's weight in the loss."""
+    """A prompt, its answer (generated or read under eviction), and the weight of the answer's tokens in the loss."""
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]

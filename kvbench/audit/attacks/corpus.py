@@ -117,7 +117,7 @@ def _successes(
     """Yield the names of the checks that show harm, that is, the ways in which the attack succeeded.
 
     The function makes the checks that the attack's header names, and two more: "damage" (the grader failed, or the
-    sentinel process ended) and "sandbox_error" (the sandbox failed). An unknown check in the header is a success.
+    sentinel process ended) and "sandbox_error" (the sandbox failed). An unknown check in the header counts as harm.
 
     alive: ids of the processes that outlived the grader. result: what the grader reported. secret: texts that the
     program must not see.

@@ -53,7 +53,8 @@ def adopting_orphans() -> Iterator[None]:
     """Let the kernel make this process the parent of all descendants whose own parent has ended, until the `with`
     statement ends. `survivors` finds these descendants.
 
-    Then the old setting returns. With the new one, later orphans would stay zombies: this process waits for none.
+    When the `with` statement ends, the previous setting returns, because later orphans would stay zombies: only
+    `survivors` waits for orphans.
     """
     prctl, set_child_subreaper, get_child_subreaper = ctypes.CDLL(None).prctl, 36, 37
     before = ctypes.c_int()

@@ -151,8 +151,8 @@ def _retention_step(case: Case, method: Any, step: int, views: list[LayerView]) 
 def _surrogate(case: Case) -> Pairs:
     """Yield the surrogate network's predictions, as kvbench computes them and as the file holds them.
 
-    For each step there is a pair per head and layer, with the tokens that the reference's cache holds before the step.
-    If the file also holds predictions for all tokens, a pair with these follows.
+    For each step whose scores the file holds there is a pair per head and layer: the predictions for the tokens in the
+    reference's cache before the step. If the file also holds predictions for all tokens, a pair with these follows.
     """
     ours = predictions(case).flatten(0, 1)
     for step in range(len(case.seen)):

@@ -99,7 +99,7 @@ def _record(
         raise _nothing(
             folder,
             sample,
-            "no method evicted entries on this question, or its answers failed or were left out (above).",
+            "no method evicted entries on this question, or its answers failed or were left out.",
         )
     return found
 

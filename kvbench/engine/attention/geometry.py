@@ -28,9 +28,10 @@ OWN_POSITIONS = frozenset({"kosmos_2_5_text_model"})  # model types whose positi
 
 
 class ProbeFailed(UserError):
-    """The model's code failed while kvbench built the model without weights, or in a short pass that examines it.
+    """The model's code failed while kvbench built the model without weights, or in a short pass that examines it; or
+    its configuration lacks a field that `shape.estimate_shape` reads.
 
-    A possible cause: the code reads values of meta tensors, which have none.
+    The code fails, for example, if it reads values of meta tensors, which have none.
     """
 
 
@@ -64,8 +65,8 @@ class LayerGeometry:
         return self.device or device
 
     def entry_bytes(self, element: int) -> int:
-        """Return the bytes of one token's entries in all KV heads. element: the bytes of one number in K or V. Each
-        head stores K, V and, in a layer without a sliding window, a position of 4 bytes."""
+        """Return the bytes of one token's entries in all KV heads, without columns: in each head K, V and, in a layer
+        without a sliding window, a position of 4 bytes. element: the bytes of one number in K or V."""
         return self.kv_heads * ((self.head_dim + self.value_dim) * element + (4 if self.window is None else 0))
 
     def state_shape(self, state: State) -> tuple[int, ...]:
@@ -120,8 +121,9 @@ def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape
     recurrent layers.
 
     Raises UserError when the engine does not support the model. Raises ProbeFailed, a subclass of UserError, when the
-    forward pass fails; one possible cause is that meta tensors have no values. For a model with recurrent layers, a
-    failed pass raises a plain UserError, because the pass of such a model works on meta tensors too.
+    forward pass fails: on meta tensors, which have no values, a pass may fail that succeeds on a loaded model. For a
+    model with recurrent layers, a failed pass raises a plain UserError, because the pass of such a model needs no
+    values and would fail on the loaded model too.
     """
     refuse_unsupported(model.config)
     text = model.config.get_text_config()

@@ -36,7 +36,7 @@ def grouped_attention(
     Args:
         query: [b, Hq, t, D]; keys: [b, Hk, n, D]; values: [b, Hk, n, Dv].
         bias: added to the logits, broadcastable to [b, Hk, t, n], -inf for hidden keys; dtype of `query`. None: no
-            key is hidden.
+            key is hidden. On a GPU, without softcap, sinks and sums, also a mask from `sdpa.newest_rows`.
         sinks: [Hq] logits of a virtual key without value.
         sums: [b, Hk, g, n] float32. The function adds each query head's attention weights to it; t must then be 1. The
             virtual key takes no share of these weights, as in `LayerView.attend`.

@@ -1,4 +1,4 @@
-"""The one function registered with transformers' attention interface.
+"""Sends a model's attention calls to a handler, through transformers' attention interface.
 
 `route(model, handler)` sends every attention call of a model to `handler(call) -> output` inside a with-block, without
 patching the model. The handler receives post-RoPE queries, keys and values of the new tokens only, because the model

@@ -64,7 +64,8 @@ def ticks_every(method: Method, interval: int, group: int) -> int:
     """Return how many tokens a sequence generates between two ticks; group: query heads per KV head.
 
     If the method keeps entries per query head, each token adds `group` entries per KV head. Ticks then come `group`
-    times as often, at most after every token. A KV head gains at most the larger of `interval` and `group` entries.
+    times as often, but at most after every token. So between two ticks a KV head gains at most the larger of `interval`
+    and `group` entries.
     """
     return max(1, interval // group) if method.per_query_head else interval
 

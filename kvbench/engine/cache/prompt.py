@@ -31,8 +31,8 @@ class PromptCache:
     """The KV caches of b equally long prompts, with all their layers.
 
     Args:
-        queries: how many of the newest queries every layer stores.
-        hidden: how many of the newest hidden states every layer stores while the prompt is read, and how many
+        queries: how many of the newest queries every evicted layer stores.
+        hidden: how many of the newest hidden states every evicted layer stores while the prompt is read, and how many
             afterwards.
         size: the tokens for which each layer allocates memory at first.
         noise_keys: per prompt, the seed of the method's random numbers.
@@ -75,8 +75,8 @@ class PromptCache:
         self._facts: tuple[object, tuple[torch.Tensor, ...]] | None = None  # of the last view, see `_facts_on`
 
     def layer(self, index: int, like: torch.Tensor) -> PromptLayer:
-        """Return the layer to whose entries the layer of this index attends. It is created on first use with the dtype
-        and device of `like`."""
+        """Return the `PromptLayer` to whose entries the model's layer `index` attends: its own, or that of an earlier
+        layer (`LayerGeometry.shared_by`). The first use creates a `PromptLayer` with the dtype and device of `like`."""
         g = self._by_index[index]
         if g.index not in self.layers:
             b = len(self.noise_keys)
@@ -224,9 +224,10 @@ class PromptCache:
                 self.layers[g.index].forget_before(self.seen - g.window + 1, self.seen)
 
     def finite(self) -> bool:
-        """Return whether the logits and all that the layers store are finite. The host waits for the device.
+        """Return whether all that the layers store is finite (`PromptLayer.finite`) and no logit is NaN. The host waits
+        for the device.
 
-        The logits count too, because the layers may have dropped the entries with NaN. They may be -inf.
+        The logits count too, because the layers may have dropped the entries with NaN. A logit may be -inf.
         """
         nan = self.logits is not None and bool(self.logits.isnan().any())
         return not nan and all(layer.finite() for layer in self.layers.values())

@@ -47,7 +47,7 @@ class PromptLayer:
     """One layer of the KV caches of b prompts.
 
     queries: how many of the newest queries the layer stores; hidden: how many of the newest hidden states it stores,
-    until `forget_hidden` lowers this number.
+    until `forget_hidden` lowers this number. A layer with a sliding window stores neither queries nor hidden states.
     """
 
     def __init__(

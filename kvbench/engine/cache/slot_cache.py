@@ -251,9 +251,10 @@ class SlotCache(ABC):
         """Zero the keys, values and states of recurrent layers of a slot whose sequence ended with NaN or infinite
         logits.
 
-        Else its keys and values would spoil the slot's next sequence: its attention also reads places without an entry,
+        Else the keys and values would spoil the slot's next sequence: attention also reads places without an entry,
         with weight 0, and 0 times NaN is NaN. In the paged layout the states would spoil all other sequences: every
-        step reads an idle slot too, and writes its new entry to a page whose places all slots may read with weight 0.
+        step computes a new entry for an idle slot too, and writes this entry to page 0, whose places all slots may read
+        with weight 0.
         """
         for layer in self.layers:
             layer.wipe(slot)

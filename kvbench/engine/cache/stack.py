@@ -99,15 +99,16 @@ class Stack(ABC):
         return functools.reduce(torch.add, self._series(batch, length))
 
     def newest_sums_of(self, batch: RowBatch) -> dict[int, torch.Tensor]:
-        """Return, for each mark, the attention that the rows' entries have received since the mark, [b, Hk, g, n]
-        float32; {} without marks. At a tick, a mark's number is also the number of queries since the mark."""
+        """Return, by each number of steps in `marks`, the attention that the rows' entries have received since this
+        mark, [b, Hk, g, n] float32; {} without marks. At a tick, this number is also the number of queries since the
+        mark."""
         if not self.marks:
             return {}
         _, *series = self._series(batch, int(self.filled(batch.rows[:1])[0]))
         return dict(zip(reversed(self.marks), itertools.accumulate(reversed(series), torch.add)))
 
     def mark(self, slots: Sequence[int], number: int) -> None:
-        """Begin new sums in these slots; the sums so far become `older[number]`. number: the mark's index."""
+        """Begin new sums in these slots; the sums so far become `older[number]`. number: the index in `marks`."""
         assert self.sums is not None
         assert self.older is not None
         at = self._at(slots)

@@ -38,8 +38,8 @@ class Decode(Protocol):
         keys: [S, Hk, P, D], contiguous; with a table, the pool [pages * 16, D]. values: the same with Dv.
         lengths: integers [S, Hk], or [S, 1] for all heads: entries before this step.
         live: integers [S]. 0: the slot's cache is not changed, and its result is zero.
-        splits: GPU programs per head, from the function `splits`; a layer gets the same number in each step of an
-            engine.
+        splits: number of parts into which `triton` divides a head's entries, from the function `splits`; a layer gets
+            the same number in each step of an engine. The other backends ignore it.
         table: [S, Hk, W] int32 or int64, contiguous: the pages of every head in order.
         sinks: [Hq] logits of a virtual key without value.
         latent: in latent attention, how many of a key's first numbers are its value (Dv is then 0); else 0.
@@ -73,8 +73,8 @@ Draw = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Sampling], torch.Tens
 
 
 def splits(rows: int, heads: int) -> int:
-    """Return how many GPU programs divide a head of up to `rows` entries among themselves. heads: S * Hk, the heads
-    that decode at once."""
+    """Return into how many parts `triton` divides the entries of a head, which are at most `rows`; each part has GPU
+    programs of its own. heads: S * Hk, the heads that decode at once."""
     wanted = max(-(-PROGRAMS // heads), -(-rows // LONGEST_SHARE))
     return max(1, min(wanted, -(-rows // SHORTEST_SHARE)))
 

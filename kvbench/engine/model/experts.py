@@ -1,9 +1,9 @@
 """Experts on a CPU whose results for a token do not depend on the other tokens of a decode step.
 
-A mixture of experts multiplies the tokens of each expert with its weights in one product. In float32, the last bits of
-a row depend on the number of rows in the product: 1 to 3 rows are added in another order than more rows are, and
-several threads divide the work by the number of rows. So rows of zeros fill the smaller products. torch's product of
-bfloat16 experts gives a row the same bits in any product.
+A mixture of experts multiplies the tokens of each expert with the expert's weights in one product. In float32, the last
+bits of a row depend on the number of rows in the product: a product of 1 to 3 rows adds the terms of a number in
+another order than a larger product, and several threads divide the work by the number of rows. So rows of zeros fill
+the smaller products. torch's product of bfloat16 experts gives a row the same bits for any number of rows.
 """
 
 from __future__ import annotations

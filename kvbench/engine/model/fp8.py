@@ -1,8 +1,8 @@
-"""Converts FP8 weights to numbers in the blocks that config.json states.
+"""Dequantises FP8 weights, with one scale for each block of the size that config.json states.
 
 transformers (5.17) divides a matrix into as many equal blocks as it has scales, whatever size of blocks config.json
-states. The last block of a side may be smaller. So transformers refuses DeepSeek's matrices of 576 rows with 5 scales
-for blocks of 128, and reads 192 rows with 2 scales as blocks of 96.
+states. But with the stated size, the last block of a side may be smaller than the others. So transformers refuses
+DeepSeek's matrices of 576 rows with 5 scales for blocks of 128, and reads 192 rows with 2 scales as blocks of 96.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ register_quantization_config(METHOD)(FineGrainedFP8Config)
 
 class _StatedBlocks(Fp8Dequantize):
     def _dequantize_one(self, quantized: Any, scales: Any, output_dtype: torch.dtype | None = None) -> Any:
-        """Convert a matrix, padded to whole blocks, if its scales are those of the stated blocks."""
+        """Dequantise a matrix. If it has one scale per stated block, and its last block of a side is smaller than the
+        others, pad it to whole blocks first; else do as transformers does."""
         block = self.hf_quantizer.quantization_config.weight_block_size or (1, 1)
         sides = quantized.shape[-2:]
         count = [-(-side // length) for side, length in zip(sides, block, strict=True)]

@@ -33,7 +33,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(slots=True)
 class LoadedModel:
-    """A model ready to generate. `context`: most tokens of a prompt and its output together; `stop_ids`: end tokens.
+    """A model ready to generate. `context`: most tokens of a prompt and its answer together; `stop_ids`: end tokens.
 
     `tokenizer` may be None where text is not needed (speed measurements); `decode` then returns "".
     """

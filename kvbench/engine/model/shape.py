@@ -269,8 +269,8 @@ def _active_share(config: Any) -> float:
 
 
 def _first(config: Any, names: tuple[str, ...]) -> int | None:
-    """Return the value of the first of these fields that holds an integer, or one per layer: then the largest. None if
-    no field does."""
+    """Return the value of the first of these fields that holds an integer, or the largest value of the field if it
+    holds one integer per layer. None if no field holds integers."""
     for name in names:
         numbers = value if isinstance(value := getattr(config, name, None), (list, tuple)) else [value]
         if numbers and all(type(number) is int for number in numbers):

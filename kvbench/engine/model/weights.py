@@ -262,9 +262,9 @@ def _check(path: Path, weights: Weights, card: dict[str, Any], tensors: dict[str
 
 
 def _check_layers(path: Path, card: Mapping[str, Any], layers: Collection[int]) -> None:
-    """Raise UserError if the weights are untrained in one of these layers, SetupError if the card is damaged. Layers
-    whose sliding window was shorter than a text of the training are untrained. A card without `layers` says nothing
-    about them."""
+    """Raise UserError if the weights are untrained in one of `layers`, SetupError if the card's list of trained layers
+    is damaged. Layers whose sliding window was shorter than a text of the training are untrained. If a card has no such
+    list, all layers count as trained."""
     trained = card["made"].get("layers") if isinstance(card.get("made"), Mapping) else None
     if trained is None:
         return

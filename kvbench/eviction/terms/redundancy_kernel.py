@@ -1,10 +1,11 @@
 """The sums of `redundancy` on a GPU, by Triton kernels that never store the matrix of cosines.
 
-In each row of the matrix one cosine does not count: that with the similar key of the highest place, the spared key
-(`redundancy._column_sums`). The kernels compute two things. The first are the sums of all cosines, without the
-diagonal: the sum of a key's cosines is the product of the normalised key with the sum of all normalised keys. The
-second are the spared cosines, which the caller then subtracts. To find the spared keys, a Triton program computes the
-cosines of some rows in tiles, and keeps for each row only the highest place of a similar key.
+In each row of the matrix one cosine does not count: that with the spared key, the similar key of the highest place or,
+without a similar key, the row's default (`redundancy._column_sums`). The kernels compute two things. The first are the
+sums of all cosines of each row, without the diagonal: the product of the row's normalised key with the sum of all
+normalised keys, minus the key's product with itself. The second are the spared cosines, which the caller then
+subtracts. To find the spared keys, a Triton program computes the cosines of some rows in tiles, and keeps for each row
+only the highest place of a similar key.
 
 To find similar keys, the kernels multiply the keys as they are stored: products of 16-bit keys are exact in float32.
 Unit vectors would be rounded, and rounding would move cosines across the threshold.

@@ -1,11 +1,10 @@
 """Attention of queries to the cached entries. Methods that score entries by attention call `window_attention` through
-`LayerView.attend`, except `golden`, `expected-attention` and the presses of kvpress.
+`LayerView.attend`, except `golden`, `expected-attention`, `triattention` and the presses of kvpress.
 
-All arithmetic is in float32. While the engine decodes on a GPU, Triton kernels compute the attention
-(`window_attention_kernel`).
-Absolute positions decide which keys a query sees, because the cache is not in text order and may have gaps. Invalid
-entries are ignored. Queries are processed in blocks, which bounds the scratch memory. Methods differ in the arguments
-`domain`, `order`, `reduce_g` and `reduce_q` of `window_attention`.
+All arithmetic is in float32. On a GPU, Triton kernels compute the attention for the engine (`window_attention_kernel`),
+unless its backend is `torch`. Absolute positions decide which keys a query sees, because the cache is not in text order
+and may have gaps. Invalid entries are ignored. Queries are processed in blocks, which bounds the scratch memory.
+Methods differ in the arguments `domain`, `order`, `reduce_g` and `reduce_q` of `window_attention`.
 """
 
 from __future__ import annotations

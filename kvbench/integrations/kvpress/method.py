@@ -92,8 +92,8 @@ class PressMethod(Method):
     def _width(self, many: int, every: int) -> int:
         """Return how many hidden states the press reads.
 
-        many, every: the number to return for presses whose `Facts.hidden` is "many" or "every". For a wrapper, the
-        press inside it decides.
+        many, every: the number to return for presses whose `Facts.hidden` is "many" or "every". If this press has an
+        inner press, the facts of the inner press decide.
         """
         if self.inner is not None:
             return self.inner._width(many, every)

@@ -143,8 +143,8 @@ class Analysis(ABC):
         """Return the results as rows of a table. Called after all traces were read."""
 
     def means(self, names: Sequence[str], over: str, *parts: str, **counts: str) -> list[Row]:
-        """Return rows of results, one per key of the tally in sorted order. A row has the ratios of the sums `names` to
-        the sum `over`.
+        """Return rows of results, one per key of the tally, sorted by key. A row has the ratios of the sums `names` to
+        the sum `over`, and the standard errors of these ratios.
 
         parts: the columns with the parts of a key. counts: by column, the name of a sum, shown as a whole number.
         """

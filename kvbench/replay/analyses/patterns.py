@@ -4,7 +4,7 @@ The attention of the answer's queries is split into five shares, which add up to
 local.
 
     sink        the first 4 tokens (as in StreamingLLM)
-    local       the newest 16 tokens, the query's own included
+    local       the newest 16 tokens, with the query's own, but without the sinks
     stripe      the 4 far tokens with the most attention over the whole answer: heavy hitters, vertical stripes
     retrieval   the 4 far tokens with the most attention of each query, minus stripe: tokens that change with the query
     dispersed   the rest

@@ -23,9 +23,9 @@ _VERDICT = re.compile(rf"\b({'|'.join(VERDICTS)})\b")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a block, with the task, method, budget and verdicts of its cells. `task`: the title of the task's table,
-    as in the page's filter; empty if the block belongs to one task, or if each line covers several tasks. `verdicts`:
-    separated by commas; a line that covers several tasks may have several."""
+    """A line of a block, with the task, method, budget and verdicts of its cells. `task`: the title of the task's
+    table, as in the page's filter; empty if the block belongs to one task, or if each line covers several tasks.
+    `verdicts`: separated by commas; a line that covers several tasks may have several."""
 
     task: str
     method: str

@@ -3,7 +3,7 @@ system prefers.
 
     drawn = read(report)
     drawn.of("curves")     # the figures of one panel
-    drawn.reason           # why figures of the report are missing on the page; "" if none is missing
+    drawn.reason           # why figures are missing on the page, or why there are none; otherwise ""
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures that fit on the page. `reason`: why figures of the report are missing on the page; empty if none is
-    missing."""
+    """The figures that fit on the page. `reason`: why figures of the report are missing on the page, or why the report
+    has no figures; otherwise empty."""
 
     drawn: list[Drawn]
     reason: str

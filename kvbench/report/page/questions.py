@@ -9,8 +9,8 @@ unlike the table's first cell, if the full cache was not run), chosen so that as
 question. Then come the questions whose scores differ most between cells; equal differences are in order of ids.
 Questions without a score come last. For gated tasks, a page shows only ids and scores.
 
-A question has one entry per prompt, because runs of other models or prompt styles ask it with other prompts: only
-answers to the same prompt stand side by side.
+A question stands on the page once per prompt, because runs of other models or prompt styles ask it with other prompts:
+only answers to the same prompt stand side by side.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """The questions that the page shows, as JSON data: one entry per prompt of a question. `note`: how the questions
-    were chosen, or why there are none."""
+    """The questions that the page shows, as JSON data: one object per prompt of a question. `note`: how the
+    questions were chosen, or why there are none."""
 
     questions: list[dict[str, Any]]
     note: str
@@ -166,7 +166,8 @@ def _rows(folders: Mapping[str, Path], wanted: dict[str, list[str]]) -> pd.DataF
 
 
 def _by_prompt(rows: pd.DataFrame) -> list[pd.DataFrame]:
-    """Split the rows of a question by their prompt and images. A row without them is put to the first prompt."""
+    """Split the rows of a question by their prompt and images. A row without a stored prompt counts as a row with the
+    question's first stored prompt, and a row without a list of images as a row with the first list."""
     asked = []
     for column in rows["prompt"], rows["image_list"]:
         first = next((value for value in column if isinstance(value, str)), "")

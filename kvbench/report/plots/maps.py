@@ -1,8 +1,8 @@
-"""Heat maps of scores by length. The map's rows are the subtasks of a family of tasks, or the categories of one task,
-such as the depths of a needle.
+"""Heat maps of scores. The map's rows are the subtasks of a family of tasks, or the categories of one task, such as the
+depths of a needle.
 
 At two lengths or more, the map has a panel for each method and budget, with the lengths as columns. A family at one
-length gets a single panel, with a column for each method and budget.
+length, or a family of tasks without lengths, gets a single panel, with a column for each method and budget.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Statistics of scores: means with error bars, paired comparisons, pass@k, majority votes, families of tests.
 
-Scores are one sequence per question. A sequence holds the score of each sample: 0, 1 or a share. The order of the
+Scores are one list per question. The list holds the score of each sample: 0, 1 or a share. The order of the
 questions does not matter, but all arguments of a call must have the same order:
 
     estimate([[1, 0, 1], [0, 0, 0]])                 # pass@1: mean of question means, two standard errors, interval

@@ -103,8 +103,8 @@ def _interval(scores: Scores, means: Floats, mean: float, se: float, groups: Clu
 
 
 def unseen(groups: Clusters, level: float) -> float:
-    """Return an upper confidence bound on the share of all possible questions whose score differs from the observed
-    score. All observed questions have the same score.
+    """Return an upper confidence bound on the share of all possible questions whose score differs from the one score
+    that all observed questions, or the means of all clusters, have.
 
     The bound is -log(1 - level) / n for n clusters of equal size: about 3 / n at 95%. If the clusters differ in size, n
     is the number of equal clusters with the same sum of squared weights.

@@ -8,7 +8,8 @@
 A one-sided test at level a is a two-sided test at level 2a. The test is therefore `paired`, which treats clusters, few
 questions and equal differences as in a report. The lower bounds are computed here:
 
-- If all differences are equal, the bound is a report's (3 / Q at 95%), which is one-sided in a report too.
+- If all differences are equal, the lower bound is the lower end of a report's 95% interval, which is one-sided at 95%
+  too (`unseen`; about -3 / Q for Q questions without a difference).
 - The bound of a t test has two corrections. One is for skewness (Hall 1992): if a drop is real, questions that are
   nearly always right hardly change and others fall far. Without this correction, the t bound would pass a drop as large
   as the margin in 6 to 8% of tables instead of 5%. The other correction is for continuity.
@@ -46,8 +47,9 @@ LEAST_ROOT = 0.4  # smallest cube root in Hall's transformation; nearer to 0 the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regression:
-    """The new version's scores minus the base's. `low`: lower bound of the difference, one-sided at 95%; NaN if there
-    are too few clusters for a bound."""
+    """The outcome of a regression test. The difference is the new version's mean score minus base's. `p`,
+    `p_sign_flip`: one-sided, small if the new version is worse. `low`: the lower bound of the difference, one-sided at
+    95%; NaN if there are too few clusters for a bound. `paired`: the two-sided comparison."""
 
     p: float
     p_sign_flip: float
@@ -119,9 +121,9 @@ def _free_low(diffs: Floats, groups: Clusters, fall: float, least: float, most: 
     """Return Gaffke's (2005) lower bound of the mean difference, limited to the interval from `least` to `most`. The
     bound assumes only that no question can fall by more than `fall`.
 
-    One more cluster joins the observed clusters. Its questions all fell by `fall`, and its size is that of a question's
-    cluster. The clusters then get random weights; all weights with the sum 1 are equally probable. The bound is the 5%
-    quantile of the weighted mean.
+    One more cluster joins the observed clusters. Its questions all fell by `fall`, and its size is the mean size of a
+    question's cluster (`Clusters.mean_size`). The clusters then get random weights; all weights with the sum 1 are
+    equally probable. The bound is the 5% quantile of the weighted mean.
     """
     import numpy as np
     from scipy.optimize import brentq

@@ -24,7 +24,7 @@ def judged(grade: Callable[Concatenate[Judge, P], T]) -> Callable[Concatenate[Se
     """Return `grade` as a function that takes a run's `Services` in place of the judge, and connects to the judge that
     they name.
 
-    This function returns a score without a value if no judge is set or a request to the judge fails. It raises
+    The returned function gives a score without a value if no judge is set or a request to the judge fails. It raises
     KeyRefused if the server refuses the key, SetupError if a local judge cannot be used, and the errors of `connect`
     for invalid settings.
     """

@@ -49,7 +49,8 @@ class Verdict:
 def require() -> None:
     """Raise SetupError unless C++ programs can be compiled and run here.
 
-    If no sandbox works, this function tries it without one: whether answers may run so is for the caller to decide.
+    If no sandbox works, this function compiles and runs a test program without isolation. The caller decides whether
+    answers may run without isolation.
     """
     try:
         _check(choose(unsafe=True))

@@ -1,4 +1,4 @@
-"""Find the C++ compilers of this machine, and the files that a box for one must contain."""
+"""Find the C++ compilers of this machine, and the files that a box for a compiler must contain."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def compilers() -> list[str]:
 
 def folders(program: str) -> list[str]:
     """Return the folders from which the compiler `program` reads and executes files: those of the system's compiler,
-    and of the same names in the prefix of `program`."""
+    folders of the same names in the prefix of `program`, and the folder that holds `program`."""
     own = os.path.dirname(os.path.dirname(os.path.realpath(program)))
     names = ("bin", "include", "lib", "lib32", "lib64", "libexec", f"{machine()}-*")
     patterns = [os.path.join(glob.escape(prefix), name) for prefix in (*_PREFIXES, own) for name in names]

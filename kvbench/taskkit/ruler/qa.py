@@ -15,7 +15,7 @@ STEP = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A question of the data set, its answers (`outputs`), and the indices of the documents that belong to it.
+    """A question of the data set, its right answers (`outputs`), and the indices of the documents that belong to it.
 
     own: the documents in every prompt of the question: SQuAD's paragraph with the answer, or all paragraphs that
     HotpotQA lists for the question. near: other documents of the same article. A prompt gets documents of other

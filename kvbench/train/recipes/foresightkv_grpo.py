@@ -56,7 +56,7 @@ class PolicyRecipe(ScorerRecipe):
     """Trains a scorer by the rewards of evictions that it draws itself.
 
     Held-out figures:
-        reward: a mean over `group` readings of every trace.
+        reward: the mean reward of `group` readings of every held-out trace.
         loss_increase: the mean loss, in nats, that eviction adds to a token after the first eviction.
         loss_ratio: the loss of these tokens under eviction divided by their loss with the full cache.
     """
@@ -161,11 +161,11 @@ def _initial(
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Load the initial scorer. Return its tensors, and its hash and training command for the card.
 
-    location: the option `init`, a path or "auto" (the model's folder). layers: the layers that the training evicts.
-    Raises UserError if "auto" finds no scorer, or if the scorer is untrained in one of `layers`.
+    location: the option `init`, a path or "auto" (the model's folder). layers: the layers from which the training
+    evicts entries. Raises UserError if "auto" finds no scorer, or if the scorer is untrained in one of `layers`.
 
-    For a model on the meta device (a memory plan) it reads no file. The tensors then have no values, the hash is "",
-    and there is no command.
+    For a model on the meta device (a memory plan), this function reads no file. The tensors then have no values, the
+    hash is "", and there is no command.
     """
     if loaded.device.type == "meta":  # in a memory plan only the scorer's size counts
         shapes = scorer_shapes(features, model_fields(loaded.model.config))

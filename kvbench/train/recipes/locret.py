@@ -1,13 +1,14 @@
 """Trains `locret`: its retaining heads learn how strongly an answer's queries will attend to a prompt's tokens.
 
-The frozen model reads a prompt and its answer. The retaining heads learn to predict, for the entry of prompt token j:
+The frozen model reads a prompt and its answer. The retaining heads learn to predict, for the entry of each token j
+among the first `tokens` tokens of the prompt:
 
     target_j = max over t, h of the attention logit z_htj     (before the softmax, as in the code of arXiv 2410.01805)
 
 t are the queries of the answer, and h the query heads of the KV head's group. The loss has two terms, both over the
 layers from which methods evict entries. The first term is the smooth L1 distance between predicted scores and targets,
-a mean over the prompt's tokens, KV heads and layers. The second term is `smooth` times the square difference between
-the predicted scores of neighbouring tokens. It is averaged over tokens and KV heads, and summed over layers.
+a mean over the tokens j, KV heads and layers. The second term is `smooth` times the square difference between the
+predicted scores of neighbouring tokens. It is averaged over tokens and KV heads, and summed over layers.
 """
 
 from __future__ import annotations

@@ -91,8 +91,8 @@ class LookaheadRecipe(TraceRecipe):
         return [f"{long} tokens; {len(self.traces)} train, {len(self.test)} are held out."] if self.too_long else []
 
     def _fitting(self, traces: Sequence[Trace]) -> list[Trace]:
-        """Return the traces whose prompt leaves enough of the model's positions for the learned tokens. Raises UserError
-        if there are none."""
+        """Return the traces whose prompt leaves enough of the model's positions for the learned tokens. Raises
+        UserError if there are none."""
         room = self.loaded.context - self.rows
         if fitting := [trace for trace in traces if len(trace.prompt) <= room]:
             return fitting
