@@ -209,7 +209,7 @@ def effective_thinking(
     chat_template: str | None = None,
     variables: Mapping[str, Any] = NO_VARIABLES,
 ) -> bool | None:
-    """Return whether outputs will hold a thinking block, which the scorer must then expect.
+    """Return whether outputs will hold a thinking block, which the scorer must then expect; None if it is unknown.
 
     The result is None without a chat template, or if the template has no tags of thinking. Such a model may mark its
     thinking by other means, as GPT-OSS and Gemma 4 do, which scorers cannot tell from the answer. For all other
@@ -219,9 +219,11 @@ def effective_thinking(
     - The text ends inside an open thinking block: the result is True, even if `thinking` is False, because the template
       then has no switch (R1 distills).
     - The last thinking block of the text is closed: the result is False.
-    - The text holds no thinking block: the result is `thinking` if the template reads `enable_thinking`. If it reads
-      one of `SWITCHES` instead, the result is this variable's value in `variables`, or None. If the template has no
-      switch, True becomes None, because the model alone decides.
+    - The text holds no thinking block, and the template reads `enable_thinking`: the result is `thinking`.
+    - It holds none, and the template reads one of `SWITCHES` instead: the result is this variable's value in
+      `variables`, or None.
+    - It holds none, and the template has no switch: the result is None if `thinking` is True, because the model alone
+      decides; otherwise it is `thinking`.
     """
     text = template_text(tokenizer, chat_template) if chat else None
     if text is None or thinking_tags(text) == (-1, -1):

@@ -1,8 +1,9 @@
 """The tokenizer of the built-in model: one token per word of the synthetic tasks, bytes for everything else.
 
-It is a byte-level BPE without merges. A pattern cuts text into pieces: words with their leading blank, single digits
-and single signs. A piece that the vocabulary has is one token; other pieces have a token per byte. So decoding returns
-any UTF-8 text unchanged, but text that is not from the tasks takes about one token per byte.
+It is a byte-level BPE without merges. A pattern cuts text into pieces: words, labels such as S12, single digits and
+single signs, each with the blank before it if there is one. A piece that the vocabulary has is one token; other pieces
+have a token per byte. So decoding returns any UTF-8 text unchanged, but text that is not from the tasks takes about one
+token per byte.
 """
 
 from __future__ import annotations
