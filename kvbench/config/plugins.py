@@ -103,7 +103,7 @@ def check_same(
         if sha256 not in was and not more:
             raise UserError(
                 f"--plugin {quote(path)} ({sha256[:12]}) is none of the plug-ins that run {quote(run)} began with "
-                f"({bare(had)}). Leave it out or give the original file, or {NEW_RUN}."
+                f"({bare(had)}). {'Give the original file' if was else 'Leave it out'}, or {NEW_RUN}."
             )
     for sha256, name in was.items():
         if sha256 not in has:
