@@ -289,4 +289,4 @@ def _load(cells: Sequence[ScoreCell]) -> list[str]:
     span = " to ".join(dict.fromkeys(f"{load:.2f}" for load in (min(loads), max(loads))))
     text = f"Load of the machine while these cells ran: {span} per core{gaps}."
     uneven = gaps or max(loads) - min(loads) > UNEVEN
-    return [f"{text} Speeds of cells that ran under different load do not compare." if uneven else text]
+    return [f"{text} Speeds of cells that ran under different load cannot be compared." if uneven else text]

@@ -21,7 +21,7 @@ def generate(model, ids, cache, tokens=12):
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 def test_under_autocast_entries_have_its_dtype(architecture):
-    """RoPE makes queries and keys float32 there, beside values in bfloat16."""
+    """Under autocast, RoPE makes a float32 model's queries and keys float32, while its values are bfloat16."""
     model = build(architecture).model
     with torch.autocast("cpu", dtype=torch.bfloat16):
         wanted = generate(model, PROMPT, None)

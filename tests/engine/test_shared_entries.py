@@ -62,7 +62,7 @@ FORCED = [dataclasses.replace(GREEDY[0], forced=tuple(range(3, 3 + NEW)))]
 
 
 def evictions(method, change=0.0, **more):
-    """Return the logged positions, [layer][tokens seen][head], while the engine reads an answer that is given.
+    """Return the logged positions, [layer][tokens seen][head], while the engine reads a forced answer.
     change: what is added to the query weights of the layers that share entries."""
     loaded, log = build("gemma3n"), defaultdict(dict)
     with torch.no_grad():

@@ -104,7 +104,7 @@ def test_the_thinking_block_is_known_from_the_models_arguments():
 
 
 def test_a_model_given_as_an_object_brings_its_settings():
-    """lm-eval passes a YAML file's function the model_args, which an object lacks."""
+    """lm-eval passes `documents` the model_args; a model that is given as an object has none."""
     yaml_tasks.use_settings(RunConfig(grids=(), **EXCERPTS, thinking=True))
     missing = {yaml_tasks.TASK: "aime24"}
     assert yaml_tasks.documents(**missing)["test"][0]["thinking"] is True

@@ -82,7 +82,7 @@ def test_speeds_have_their_spread_over_batches_and_the_load(make_run: Callable, 
     assert gkv.of_full["speed_sd"] == pytest.approx(gkv.of_full["speed"] * noise)
     shown = text(ScoreReport.make(load([run])))
     assert f"{rates[1]:,.0f} ±{spreads[1]:,.0f}" in shown
-    assert "1.00 to 3.50 per core. Speeds of cells that ran under different load do not" in " ".join(shown.split())
+    assert "1.00 to 3.50 per core. Speeds of cells that ran under different load cannot" in " ".join(shown.split())
     even = make_run("r2", timed(rows("full", None, [1.0] * 3), slow, 1.0), timed(rows("gkv", 48, [1.0] * 3), fast, 1.1))
     assert "Load of the machine while these cells ran: 1.00 to 1.10 per core." in one(even).notes
 

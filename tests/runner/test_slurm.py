@@ -229,7 +229,8 @@ def test_a_missing_package_is_one_line_with_its_extra(name: str, package: str, m
 
 @pytest.mark.parametrize("there", [12, 9])
 def test_the_printed_join_names_the_shards_of_this_run_only(there: int, tmp_path: Path) -> None:
-    """Beside them are shards of other runs, whose names begin or end alike. With 9, one pattern matches no folder."""
+    """The results folder also has shards of other runs with similar names. If shards 10 to 12 made no folder, the
+    pattern for numbers of two digits matches nothing."""
     mine = [f"my results/main-{number}-of-12" for number in range(1, there + 1)]
     for folder in (*mine, *(f"my results/main-{more}-3-of-12" for more in ("1", "02", "x")), "my results/main-1-of-2"):
         (tmp_path / folder).mkdir(parents=True)

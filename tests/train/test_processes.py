@@ -141,7 +141,7 @@ def test_losses_and_weights_are_those_of_one_process(one, two):
 
 
 def test_figures_are_those_of_the_whole_batch(two):
-    """A mean over items, and one in which the second process has more terms: places 0 to 3, weighted by themselves."""
+    """The figure `place` is a mean over the places 0 to 3 of the answers; `weighted` weights each place by itself."""
     for row in rows(two[0], LOG):
         assert (row["place"], row["weighted"]) == pytest.approx((1.5, 14 / 6))
 

@@ -96,11 +96,8 @@ def _record(
             found += recorder.record(work, rows)
             progress.end()
     if sample is not None and not found:
-        raise _nothing(
-            folder,
-            sample,
-            "no method evicted entries on this question, or its answers failed or were left out.",
-        )
+        why = "no method evicted entries on this question, or its answers failed or were left out."
+        raise _nothing(folder, sample, why)
     return found
 
 

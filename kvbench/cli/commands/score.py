@@ -21,7 +21,7 @@ from kvbench.console.progress import Progress
 from kvbench.errors import IncompleteError, counted
 from kvbench.sources import hub
 from kvbench.store import check_run_name, manifest
-from kvbench.store.again import in_force, line, names_no_judge, words
+from kvbench.store.again import line, names_no_judge, words
 
 if TYPE_CHECKING:
     from kvbench.config.run_config import RunConfig
@@ -114,7 +114,9 @@ def _tell(result: Rescored, folder: Path, config: RunConfig, *, json: bool) -> N
 
 def _again(folder: Path, config: RunConfig) -> dict[str, Any]:
     """Return the settings that the user must type to score this run once more, with their values."""
+    from kvbench.runner import same_run
+
     info = manifest.read(folder)
     now = {key: getattr(config, key) for key in OPERATIONAL}
-    again = in_force(info, config.to_dict() | {"model": config.model_place}, info["environment"] | now)
+    again = same_run.again(info, config, info["environment"] | now)
     return {name: value for name, value in again.items() if name in OPTIONS}
