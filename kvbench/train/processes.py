@@ -81,11 +81,6 @@ class Processes:
             distributed.all_reduce(tensor)
             tensor /= self.count
 
-    def mean(self, value: float) -> float:
-        number = torch.tensor(value, dtype=torch.float64)
-        self.average(number)
-        return float(number)
-
     def first_says(self, yes: bool) -> bool:
         """Return the value of `yes` that the first process passed."""
         told = torch.tensor(yes)
@@ -94,7 +89,7 @@ class Processes:
 
     def wait(self) -> None:
         """Wait until all processes have reached this call."""
-        self.mean(0.0)
+        self.average(torch.zeros(1))
 
     def copy_first(self, tensors: Iterable[torch.Tensor]) -> None:
         """Overwrite each tensor with the values that it has in the first process."""
