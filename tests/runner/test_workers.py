@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,7 +51,9 @@ def workers() -> list[psutil.Process]:
 def command(child: psutil.Process) -> str:
     """The child's command line; empty if the child has ended, also if nobody has asked for its exit code yet."""
     try:
-        return str(child.cmdline())
+        while not (words := child.cmdline()):  # its exec has closed our pipe, but not yet set up its arguments
+            time.sleep(0.001)
+        return str(words)
     except psutil.NoSuchProcess:  # a ZombieProcess is one, too
         return ""
 
