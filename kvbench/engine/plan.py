@@ -217,8 +217,12 @@ def roofline(
     attention = 2 * slots * sum(s.bytes for s in shape.states) / machine.bandwidth  # read and written
     for g in geometry:
         held = entries if g.window is None else min(seen, g.window)
-        traffic = slots * (held + 1) * g.kv_heads * (g.head_dim + g.value_dim) * element / machine.bandwidth
-        arithmetic = 4 * slots * held * g.query_heads * g.head_dim / machine.flops
+        read, beside = held, held
+        if g.topk:  # an indexer reads index keys, which lie in the place of values, only if it has a choice
+            read, beside = min(held, g.topk), held if held > g.topk else 0
+        numbers = g.kv_heads * ((read + 1) * g.head_dim + (beside + 1) * g.value_dim)
+        products = 4 * read * g.query_heads * g.head_dim + 2 * beside * g.indexer_heads * g.value_dim
+        traffic, arithmetic = slots * numbers * element / machine.bandwidth, slots * products / machine.flops
         attention += len(g.attending) * max(traffic, arithmetic)  # every layer that attends reads the entries
     return slots / (weights + attention)
 

@@ -81,7 +81,13 @@ def dense_logits(
         visible = history.visible(keys, home[call.layer], held, length)  # causal where nothing was ever evicted
         if call.window is not None:
             visible = visible & (grid[:, None] - grid[None] < call.window)
-        visible = visible.repeat_interleave(hq // held, dim=0).to(device)
+        visible = visible.to(device)
+        if call.indexer is not None:
+            bias = torch.zeros(visible.shape, device=device).masked_fill_(~visible, float("-inf"))[None]
+            hidden = call.indexer.hide(call.indexer.key, bias)
+            assert hidden is not None
+            visible = hidden[0] == 0
+        visible = visible.repeat_interleave(hq // held, dim=0)
         k = call.key.repeat_interleave(hq // hk, dim=1)
         v = call.value.repeat_interleave(hq // hk, dim=1)
         logits = (call.query.double() @ k.double().transpose(-1, -2)) * call.scaling

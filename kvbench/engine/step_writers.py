@@ -23,6 +23,7 @@ from kvbench.engine.cache.paged import PagedCache, PagedStore
 from kvbench.engine.cache.pool import PAGE
 from kvbench.engine.cache.slot_cache import EvictingStore, RingStore, RowPlaces, SlotCache
 from kvbench.engine.kernels.backends import Decode, splits
+from kvbench.engine.kernels.masked import write
 from kvbench.engine.replicas import Replicas
 from kvbench.engine.rules import Rules
 from kvbench.engine.upload import upload
@@ -98,6 +99,10 @@ class StepWriter(ABC):
             rows, entries = layer.capacity, Entries(layer.keys, layer.values, self.positions.on(where)[:, None])
         else:
             rows, entries = self.cache.shape.rows, self.entries(layer)
+        if layer.geometry.topk:  # kernels for latents write no index keys
+            rows_of_head = rows if entries.table is None else entries.table.shape[2] * PAGE
+            live = self.live.on(where)
+            write(entries.values, call.value[:, :, 0], entries.lengths, live, rows_of_head, entries.table)
         # The function always writes the new entries. If the call stores nothing, it writes the same ones once more.
         out = decode(
             *(call.query[:, :, 0], call.key[:, :, 0], call.value[:, :, 0]),
@@ -172,7 +177,8 @@ class StepWriter(ABC):
             s = slice(slot, slot + 1)
             keys, values = layer.keys[s, :, :n], layer.values[s, :, :n]
             mine = None if sums is None else sums[s, ..., :n]
-            parts.append(call.attend(call.query[s], keys, values, bias[s, ..., :n], mine))
+            asked = call.part(rows=s)
+            parts.append(asked.attend(asked.query, keys, values, bias[s, ..., :n], mine))
         return torch.cat(parts)
 
 
@@ -300,6 +306,13 @@ class PagedStepWriter(StepWriter):
         return sizes
 
 
+def asks_indexers(cache: SlotCache) -> bool:
+    """Return whether heads may hold more entries than an indexer lets a query attend to (`LayerGeometry.topk`). Only
+    `AttentionCall.attend` then computes the attention."""
+    most = cache.shape.rows if isinstance(cache, DenseCache) else cache.shape.longest
+    return any(0 < layer.geometry.topk < most for layer in cache.layers)
+
+
 def step_writer(cache: SlotCache, rules: Rules, decode: Decode | None = None) -> StepWriter:
     """Return a writer for the cache's layout. decode: the backend of `kernels` that computes the attention; None:
     `AttentionCall.attend`, as on a CPU."""
@@ -318,5 +331,5 @@ def on_device(device: torch.device | None) -> AbstractContextManager[Any]:
 def write_rows(keys: torch.Tensor, values: torch.Tensor, at: torch.Tensor, call: AttentionCall) -> None:
     """Write the new entry of every slot and head. at: [S * Hk] indices in keys and values, flattened to [-1, D]."""
     for store, new in ((keys, call.key), (values, call.value)):
-        width = store.shape[-1]  # 0 for the values of latent layers
+        width = store.shape[-1]  # 0 for the values of latent layers without an indexer
         store.view(store.shape[:-1].numel(), width).index_copy_(0, at, new.reshape(at.numel(), width))

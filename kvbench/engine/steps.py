@@ -24,7 +24,7 @@ from kvbench.engine.sampler import next_tokens
 from kvbench.engine.sequence import Sequence, Slots, Token
 from kvbench.engine.setup import Setup
 from kvbench.engine.state import Drawing, State
-from kvbench.engine.step_writers import step_writer
+from kvbench.engine.step_writers import asks_indexers, step_writer
 
 
 class DecodeSteps:
@@ -58,11 +58,15 @@ class DecodeSteps:
         self.cache, self.look = cache, look
         self._model, self._trigger = model, setup.trigger
         self._device, self._on_gpu = loaded.device, loaded.device.type == "cuda"
-        self._backend, self._notice = backend, notice
+        asks = self._on_gpu and asks_indexers(cache)
+        if asks and backend != "torch":
+            notice(f"decode steps attend without {backend}: indexers choose among the entries of long sequences")
+        self._backend, self._notice = "torch" if asks else backend, notice
         compiles = self._on_gpu and compiled and not loaded.divided
         self._compiled = CompiledLayers(loaded.model, notice) if compiles else None
         self._draws_on_gpu = draw_with(backend) if self._on_gpu else None
-        self.writer = step_writer(cache, setup.rules, decode_with(backend, cache) if self._on_gpu else None)
+        decode = decode_with(backend, cache) if self._on_gpu and not asks else None
+        self.writer = step_writer(cache, setup.rules, decode)
         self._captures = (graph if self._on_gpu else program) and not loaded.divided
         if self._captures and not self.writer.capturable:
             self._captures = False

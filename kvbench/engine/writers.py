@@ -75,11 +75,11 @@ class BlockWriter:
         block = self._block(layer, call)
         for first in range(0, call.query.shape[2], block):
             r = slice(first, first + block)
-            queries, positions = call.query[:, :, r], at[r]
-            rows = before + first + queries.shape[2]
+            asked, positions = call.part(tokens=r), at[r]
+            rows = before + first + len(positions)
             if self.observer is not None and call.stores and layer.geometry.evicts:
-                self.observer(layer, queries, positions, self.start + first + queries.shape[2], rows)
-            parts.append(self._attend(layer, call, self.start + first, queries, rows))
+                self.observer(layer, asked.query, positions, self.start + first + len(positions), rows)
+            parts.append(self._attend(layer, asked, self.start + first, rows))
         if self.finished is not None and last:
             self.finished(layer)
         out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
@@ -106,15 +106,14 @@ class BlockWriter:
         """Return whether a layer's attention runs on a GPU and needs no mask that takes memory."""
         return on_gpu(call.query) and layer.geometry.causal and layer.valid is None
 
-    def _attend(
-        self, layer: PromptLayer, call: AttentionCall, start: int, queries: torch.Tensor, rows: int
-    ) -> torch.Tensor:
-        """Return the attention output [b, r, Hq, Dv] of r queries, which see at most the layer's first `rows` entries.
-        start: position of the first query."""
-        keys, values = layer.keys[:, :, :rows], layer.values[:, :, :rows]
+    def _attend(self, layer: PromptLayer, call: AttentionCall, start: int, rows: int) -> torch.Tensor:
+        """Return the attention output [b, r, Hq, Dv] of the call's r queries, which see at most the layer's first
+        `rows` entries. start: position of the first query."""
+        queries, keys, values = call.query, layer.keys[:, :, :rows], layer.values[:, :, :rows]
         whole = rows == start + queries.shape[2]  # no entry was dropped: entry j has position j
         gapless = layer.valid is None and (whole or call.window is None)
-        if self.flash and gapless and call.sinks is None and keys.shape[-1] == values.shape[-1]:
+        alike = keys.shape[-1] == values.shape[-1] and call.latent is None
+        if self.flash and gapless and call.sinks is None and alike:
             return flash_attention(
                 queries, keys, values, scaling=call.scaling, softcap=call.softcap, window=call.window
             )

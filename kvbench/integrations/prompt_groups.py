@@ -33,8 +33,9 @@ class PromptGroup:
         rows, first = self.rows, self.pads
         hidden = None if call.hidden is None else call.hidden[rows, first:]
         tokens = None if call.tokens is None else call.tokens[rows, first:]
+        indexer = None if call.indexer is None else call.indexer.part(rows, slice(first, None))
         query, key, value = (x[rows, :, first:] for x in (call.query, call.key, call.value))
-        return replace(call, query=query, key=key, value=value, hidden=hidden, tokens=tokens)
+        return replace(call, query=query, key=key, value=value, hidden=hidden, tokens=tokens, indexer=indexer)
 
 
 def under_autocast(call: AttentionCall) -> AttentionCall:

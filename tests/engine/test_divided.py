@@ -68,6 +68,9 @@ def held(usage):
         ("gemma3n", "gkv", "dense"),  # layers that share the entries of a layer on the other device
         ("gemma3n", "gkv", "paged"),
         ("lfm2", "snapkv-decode", "auto"),  # states of recurrent layers
+        ("deepseek-v3", "gkv", "dense"),  # latents
+        ("deepseek-v3.2", "tova", "dense"),  # an indexer chooses among the entries
+        ("glm-5", "tova", "paged"),  # a layer uses the indexer of a layer on the other device
     ],
 )
 def test_tokens_are_those_of_the_undivided_model(name, method, layout, monkeypatch):

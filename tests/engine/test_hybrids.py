@@ -15,7 +15,7 @@ from support.models import requests
 
 from kvbench import EvictionCache, tiny
 from kvbench.engine import sampler
-from kvbench.engine.attention.geometry import refuse_unsupported
+from kvbench.engine.attention.layer_kinds import refuse_unsupported
 from kvbench.engine.cache.layout import Lengths, plan_slot_bytes, shape_of
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.load import limit_time_steps, prepare

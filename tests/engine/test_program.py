@@ -59,6 +59,7 @@ def decoded(loaded, method="tova", *, compiled=True, slots=3, lengths=LENGTHS, t
         ("qwen3", "snapkv-decode"),  # stores queries
         ("gemma2", "gkv"),  # rings and softcap
         ("deepseek-v3", "tova"),  # latents and experts
+        ("deepseek-v3.2", "tova"),  # an indexer chooses among the entries
         ("qwen3.5", "locret"),  # recurrent layers; a column computed from each new token
     ],
 )

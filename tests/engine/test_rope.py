@@ -9,7 +9,8 @@ import torch
 from support import zoo
 from support.families import LONGROPE
 
-from kvbench.engine.attention.geometry import for_lengths, refuse_unsupported
+from kvbench.engine.attention.geometry import for_lengths
+from kvbench.engine.attention.layer_kinds import refuse_unsupported
 from kvbench.engine.attention.rope import read_rope
 from kvbench.engine.model.load import prepare
 from kvbench.errors import UserError

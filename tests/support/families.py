@@ -40,10 +40,15 @@ EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_
 SHARED = {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid"] * 2, "hybrid_layer_ids": [1, 3]}
 SHARED |= {"mamba_headdim": 16, "n_mamba_heads": 8}
 
-DENSE, MIXTURES, LATENT, VISION = (
+# Few entries, so that the indexer chooses; many heads, so that few scores are 0: among equal ones any may be chosen.
+INDEXED = {"index_topk": 8, "index_n_heads": 16}
+SHARES = INDEXED | {"indexer_types": ["full", "shared"]}
+
+DENSE, MIXTURES, LATENT, SPARSE, VISION = (
     "dense",
     "mixtures of experts",
     "latent attention",
+    "latent attention that an indexer makes sparse",
     "vision-language (text; images where marked)",
 )
 LINEAR = "linear_attention"
@@ -76,6 +81,7 @@ class Family:
 
 FAMILIES = [
     Family("A.X K1", "axk1", LATENT),
+    Family("A.X K2", "axk2", SPARSE, INDEXED),
     Family("AFMoE", "afmoe", MIXTURES),
     Family("Apertus", "apertus", DENSE),
     Family("Arcee", "arcee", DENSE),
@@ -87,6 +93,7 @@ FAMILIES = [
     Family("Cohere 2 Vision", "cohere2_vision", VISION),
     Family("DeepSeek-V2", "deepseek_v2", LATENT, EXPERTS),
     Family("DeepSeek-V3", "deepseek_v3", LATENT),
+    Family("DeepSeek-V3.2", "deepseek_v32", SPARSE, INDEXED),
     Family("dots.1", "dots1", MIXTURES, EXPERTS | {"n_shared_experts": 1}),
     Family("ERNIE 4.5", "ernie4_5", DENSE),
     Family("ERNIE 4.5 MoE", "ernie4_5_moe", MIXTURES),
@@ -103,6 +110,8 @@ FAMILIES = [
     Family("GLM-4", "glm4", DENSE),
     Family("GLM-4 MoE", "glm4_moe", MIXTURES),
     Family("GLM-4 MoE lite", "glm4_moe_lite", LATENT),
+    Family("GLM-5", "glm_moe_dsa", SPARSE, INDEXED),
+    Family("GLM-5 (layers share a choice)", "glm_moe_dsa", SPARSE, SHARES),
     Family("GLM-4V", "glm4v", VISION, MROPE),
     Family("GLM-4V MoE", "glm4v_moe", VISION, HALF_MROPE),
     Family("GOT-OCR 2", "got_ocr2", VISION),
@@ -115,6 +124,7 @@ FAMILIES = [
     Family("Helium", "helium", DENSE),
     Family("HunYuan", "hunyuan_v1_dense", DENSE),
     Family("HunYuan MoE", "hunyuan_v1_moe", MIXTURES),
+    Family("Hy4", "hy_v4", SPARSE, SHARES),
     Family("Idefics 3", "idefics3", VISION),
     Family("InternVL", "internvl", VISION),
     Family("JetMoE", "jetmoe", MIXTURES, estimated=True),
@@ -199,9 +209,16 @@ FAMILIES = [
     Family("BERT", "bert", DIRECTIONS, refused="both directions"),
     Family("PaliGemma", "paligemma", DIRECTIONS, refused="both directions"),
     Family("T5-Gemma 2", "t5gemma2", DIRECTIONS, refused="encoder-decoder"),
-    Family("DeepSeek-V3.2", "deepseek_v32", OTHER, refused="deepseek_sparse_attention"),
+    Family("DeepSeek-V4", "deepseek_v4", OTHER, refused="compressed_sparse_attention"),
     Family("DiffLlama", "diffllama", OTHER, refused="twice"),
     Family("Doge", "doge", OTHER, refused="passes its own mask"),
+    Family(
+        "GLM-5.3-Flash",
+        "glm5_next",
+        OTHER,
+        {"text_config": {"qk_rope_head_dim": 0, "head_dim": 0}},
+        refused="pools of neighbouring tokens",
+    ),
     Family("Moshi", "moshi", OTHER, refused="sliding window"),
     Family("Kosmos-2.5", "kosmos-2.5", OTHER, refused="counts positions"),
     Family("Llama 4", "llama4", OTHER, refused="chunked_attention"),

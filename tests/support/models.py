@@ -38,6 +38,18 @@ SHARING = dict(
     **HEAD,
 )
 
+LATENT = dict(
+    num_key_value_heads=4,
+    q_lora_rank=24,
+    kv_lora_rank=16,
+    qk_rope_head_dim=8,
+    qk_nope_head_dim=8,
+    v_head_dim=16,
+    first_k_dense_replace=3,
+)
+# Embeddings of zeros, as a padding token has them, would give all entries the same score.
+SPARSE = dict(LATENT, index_topk=10, index_head_dim=16, index_n_heads=16, pad_token_id=None)
+
 # Architecture -> (configuration class, what differs from BASE). The zoo (`support.families`) has more of them.
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),
@@ -65,18 +77,9 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan-dense": ("HunYuanDenseV1Config", HEAD),
     "ernie4.5": ("Ernie4_5Config", HEAD),
     "gpt-oss": ("GptOssConfig", dict(ALTERNATE, num_local_experts=4, num_experts_per_tok=2, **HEAD)),
-    "deepseek-v3": (
-        "DeepseekV3Config",
-        dict(
-            num_key_value_heads=4,
-            q_lora_rank=24,
-            kv_lora_rank=16,
-            qk_rope_head_dim=8,
-            qk_nope_head_dim=8,
-            v_head_dim=16,
-            first_k_dense_replace=3,
-        ),
-    ),
+    "deepseek-v3": ("DeepseekV3Config", LATENT),
+    "deepseek-v3.2": ("DeepseekV32Config", SPARSE),
+    "glm-5": ("GlmMoeDsaConfig", dict(SPARSE, indexer_types=["full", "shared", "shared"])),
     "lfm2": ("Lfm2Config", dict(layer_types=["conv", "full_attention", "conv"])),
     "qwen3.5": (
         "Qwen3_5TextConfig",

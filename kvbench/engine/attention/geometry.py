@@ -7,7 +7,7 @@ counts, dimensions, scale, sliding window, logit cap and sinks. This works on re
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,15 +16,10 @@ import torch
 from kvbench.console import faults
 from kvbench.console.faults import words
 from kvbench.engine.attention.interface import AttentionCall, route, run, text_model
+from kvbench.engine.attention.layer_kinds import MEMORYLESS, SLIDING, STATEFUL, refuse_unsupported
 from kvbench.engine.cache.recurrent import RecurrentStates, StateShape
 from kvbench.errors import KVBenchError, UserError, quote
 from kvbench.eviction.api import State
-
-# Kinds of layers in a transformers configuration.
-STATEFUL = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})  # hybrids: also K, V
-MEMORYLESS = frozenset({"moe", "mlp"})  # only a feed-forward part
-SLIDING = frozenset({"sliding_attention", "hybrid_sliding"})
-OWN_POSITIONS = frozenset({"kosmos_2_5_text_model"})  # model types whose positions do not begin at 0
 
 
 class ProbeFailed(UserError):
@@ -40,7 +35,9 @@ class LayerGeometry:
     """The shape of one attention layer, and of the entries that the cache stores for it.
 
     window: the sliding window in tokens, None for full attention. latent: 0 without latent attention; in latent
-    attention the first `latent` numbers of a key are also the value, and `value_dim` is 0 (see the module `latent`).
+    attention the first `latent` numbers of a key are also the value (see the module `latent`), and `value_dim` counts
+    the numbers of an index key instead. topk, indexer_heads: the most entries to which a query attends and the heads of
+    the indexer that chooses them (see the module `indexer`); 0 if a query attends to all.
     hidden: how many numbers a hidden state (the input of the layer's attention) has. device: the layer's own device in
     a model that is divided among several devices, else None. shared_by: the indices of later layers that compute no
     keys and values and attend to the entries of this layer.
@@ -59,6 +56,8 @@ class LayerGeometry:
     hidden: int = 0
     device: torch.device | None = None
     shared_by: tuple[int, ...] = ()
+    topk: int = 0
+    indexer_heads: int = 0
 
     def on(self, device: torch.device) -> torch.device:
         """Return the layer's own device; `device` if the whole model is on one device."""
@@ -97,8 +96,8 @@ class LayerGeometry:
 
     @property
     def causal(self) -> bool:
-        """Whether attention is plainly causal: no logit cap, no sinks, no sliding window."""
-        return self.softcap is None and not self.sinks and self.window is None
+        """Whether attention is plainly causal: no logit cap, no sinks, no sliding window, no indexer."""
+        return self.softcap is None and not self.sinks and self.window is None and not self.topk
 
     @property
     def read_dim(self) -> int:
@@ -163,6 +162,8 @@ def read_layers(model: Any) -> tuple[tuple[LayerGeometry, ...], tuple[StateShape
             softcap=call.softcap,
             sinks=call.sinks is not None,
             latent=0 if call.latent is None else call.latent.rank,
+            topk=0 if call.indexer is None else call.indexer.topk,
+            indexer_heads=0 if call.indexer is None else call.indexer.heads,
             hidden=int(getattr(text, "hidden_size", 0) or 0),
             device=call.query.device if divided else None,
         )
@@ -268,8 +269,9 @@ def own_failures(model: Any, failure: type[UserError] = ProbeFailed) -> Iterator
 
 
 def largest_group(geometry: Sequence[LayerGeometry]) -> int:
-    """Return the largest number of query heads per KV head in any layer."""
-    return max((g.group for g in geometry), default=1)
+    """Return the largest number of query heads per KV head in the layers that methods evict; in all layers if each has
+    a sliding window, because methods evict a layer whose window hides no token (`for_lengths`)."""
+    return max((g.group for g in geometry if g.evicts), default=max((g.group for g in geometry), default=1))
 
 
 def for_lengths(geometry: Sequence[LayerGeometry], longest: int) -> tuple[LayerGeometry, ...]:
@@ -298,6 +300,17 @@ def per_query_head(geometry: Sequence[LayerGeometry]) -> tuple[LayerGeometry, ..
     return tuple(replace(g, kv_heads=g.query_heads) if g.evicts else g for g in geometry)
 
 
+def check_equal_groups(geometry: Sequence[LayerGeometry], name: str) -> None:
+    """Raise UserError when evicted layers differ in query heads per KV head. A method that keeps entries or a column
+    per query head needs equal numbers. name: the method's, for the message."""
+    if len(groups := sorted({g.group for g in geometry if g.evicts})) > 1:
+        raise UserError(
+            f"evicted layers of this model have {' or '.join(map(str, groups))} query heads per KV head, and {name} "
+            "needs equally many, because it keeps numbers for each query head. Use its option heads=kv, if it has one, "
+            "or another method."
+        )
+
+
 def check_equal_heads(geometry: Sequence[LayerGeometry]) -> None:
     """Raise UserError when the evicted layers differ in heads or dimensions. A method that spreads its budget unevenly
     needs equal layers."""
@@ -306,42 +319,3 @@ def check_equal_heads(geometry: Sequence[LayerGeometry]) -> None:
             "layers of this model differ in heads or dimensions, which a method that spreads its budget unevenly does "
             "not support. Use a method that keeps equally many entries in all heads."
         )
-
-
-def refuse_unsupported(config: Any) -> None:
-    """Raise UserError for a configuration that the engine would run with wrong results."""
-    text = config.get_text_config()
-    kinds = set(getattr(text, "layer_types", None) or [])
-    foreign = kinds - {"full_attention", "sliding_attention"} - STATEFUL - MEMORYLESS
-    name = quote(text.model_type)
-    if foreign:
-        raise UserError(
-            f"model type {name} has layers of kind {', '.join(sorted(foreign))}, which are not supported. "
-            "Choose another model."
-        )
-    if getattr(config, "is_encoder_decoder", False):
-        raise UserError(
-            f"model type {name} is an encoder-decoder; kvbench supports decoder-only models. Choose another model."
-        )
-    if text.model_type in OWN_POSITIONS:
-        raise UserError(
-            f"model type {name} counts positions from a number other than 0, which kvbench does not support. "
-            "Choose another model."
-        )
-    rope = getattr(text, "rope_parameters", None) or {}
-    longest = getattr(text, "max_position_embeddings", 0) or 0
-    kind, before = rope.get("rope_type"), rope.get("original_max_position_embeddings") or longest
-    if kind in ("dynamic", "longrope") and longest > before:
-        raise UserError(
-            f"model type {name} uses {kind} RoPE, whose frequencies depend on the longest sequence of a batch, so "
-            f"that sequences would change each other's answers. Set max_position_embeddings to {before}"
-            f"{_same_attention(rope, longest / before)} in the model's config.json."
-        )
-
-
-def _same_attention(rope: Mapping[str, Any], factor: float) -> str:
-    """Return what else a user must set in config.json, so that a smaller `max_position_embeddings` does not change the
-    model: transformers multiplies longrope's cosines by a number that depends on `factor`, by default the largest
-    position over the original one."""
-    derived = rope.get("factor") is None and rope.get("attention_factor") is None
-    return f" and, beside long_factor, factor to {factor}" if rope["rope_type"] == "longrope" and derived else ""

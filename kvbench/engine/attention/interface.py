@@ -20,6 +20,7 @@ import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from kvbench.engine.attention.grouped import grouped_attention
+from kvbench.engine.attention.indexer import IndexerCall, IndexerHooks
 from kvbench.engine.attention.latent import PROJECTION, Latent, Latents, projections
 from kvbench.engine.cache.recurrent import RecurrentStates
 from kvbench.errors import UserError, quote
@@ -44,7 +45,8 @@ class AttentionCall:
     sinks: torch.Tensor | None  # [Hq] logits of a virtual key
     hidden: torch.Tensor | None = None  # [b, t, hidden size] input of the attention module, with route(hidden=True)
     tokens: torch.Tensor | None = None  # [b, t] ids, with route(hidden=True); None where the model reads embeddings
-    latent: Latent | None = None  # a latent layer's matrices, with route(latent=True); `value` is then empty
+    latent: Latent | None = None  # a latent layer's matrices, with route(latent=True); `value` then has index keys
+    indexer: IndexerCall | None = None  # in sparse attention
     stores: bool = True  # False: the entries are those of an earlier layer, which has stored them
 
     def for_heads(self, kv_heads: int) -> AttentionCall:
@@ -64,9 +66,16 @@ class AttentionCall:
 
     def in_latents(self, maps: Latent, latent: torch.Tensor) -> AttentionCall:
         """Return the call with queries and keys in the latent form: one key per token for all heads (module `latent`).
+        The values are a part of the keys; `value` has the index keys instead, no numbers in layers without an indexer.
         maps: the matrices of the layer; latent: [b, 1, t, R], the latents of the new tokens."""
         key = maps.entries(latent, self.key)
-        return replace(self, query=maps.queries(self.query), key=key, value=key[..., :0], latent=maps)
+        beside = key[..., :0] if self.indexer is None else self.indexer.key.to(key.device)
+        return replace(self, query=maps.queries(self.query), key=key, value=beside, latent=maps)
+
+    def part(self, rows: slice = slice(None), tokens: slice = slice(None)) -> AttentionCall:
+        """Return the call for the queries of these sequences and these new tokens. Keys and values stay as they are."""
+        indexer = None if self.indexer is None else self.indexer.part(rows, tokens)
+        return replace(self, query=self.query[rows, :, tokens], indexer=indexer)
 
     def attend(
         self,
@@ -76,12 +85,14 @@ class AttentionCall:
         bias: torch.Tensor | None,
         sums: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the attention of queries to stored entries, with the scaling, softcap and sinks of the call.
+        """Return the attention of queries to stored entries, with the scaling, softcap, sinks and indexer of the call.
 
-        The arguments are those of `grouped_attention`. In latent layers, where the values are a part of the keys,
-        `values` has no effect.
+        The arguments are those of `grouped_attention`; `query` is the call's, or another one in a call without indexer.
+        In latent layers, where the values are a part of the keys, `values` has the index keys.
         """
         read = values if self.latent is None else keys[..., : self.latent.rank]
+        if self.indexer is not None:
+            bias = self.indexer.hide(values if self.latent else self.indexer.key, bias)
         return grouped_attention(
             *(query, keys, read, bias),
             scaling=self.scaling,
@@ -92,8 +103,9 @@ class AttentionCall:
 
 
 Handler = Callable[[AttentionCall], torch.Tensor]  # returns [b, t, Hq, Dv]
-Read = dict[int, torch.Tensor]  # id() of a module -> its input in this forward pass; TOKENS -> the token ids
-TOKENS = -1  # a key that is no module's id()
+# id() of a module -> its input in this forward pass; TOKENS -> the token ids; INDEXER -> the newest call of an indexer
+Read = dict[int, Any]
+TOKENS, INDEXER = -1, -2  # keys that are no module's id()
 _routings: dict[str, tuple[Handler, Read, Latents]] = {}  # the open `route` blocks, by name
 
 
@@ -111,12 +123,13 @@ def route(
     text = text_model(model)
     _replaced[name] = text.config._attn_implementation
     _routings[name] = handler, {}, latents or Latents()
-    attention, note, note_tokens = _functions(name)
+    attention, note, note_tokens, of_indexers = _functions(name)
     layers = [module for module in model.modules() if hasattr(module, "layer_idx")] if hidden else []
     layers += projections(model).values() if latent else []
     hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
     if hidden:
         hooks += [module.register_forward_pre_hook(note_tokens) for module in (model, model.get_input_embeddings())]
+    hooks += of_indexers.register(model)
     ALL_ATTENTION_FUNCTIONS.register(name, attention)
     try:
         set_implementation(text, name)
@@ -196,14 +209,14 @@ def set_implementation(model: Any, name: str) -> None:
 @functools.cache
 def _functions(
     name: str,
-) -> tuple[Callable[..., tuple[torch.Tensor, None]], Callable[..., None], Callable[..., None]]:
-    """Return the attention function and two hooks of the `with route(...)` block that goes by `name`; torch compiles
-    none of the three.
+) -> tuple[Callable[..., tuple[torch.Tensor, None]], Callable[..., None], Callable[..., None], IndexerHooks]:
+    """Return the attention function and the hooks of the `with route(...)` block that goes by `name`; torch compiles
+    none of them.
 
     The first hook stores the input of a module: the hidden states that an attention module reads, or latents. The
     second hook deletes the token ids of the previous pass when a pass begins, and stores the token ids that the
-    embedding reads. A later block of this name gets the same functions, because compiled layers stay valid only with
-    the same functions.
+    embedding reads. The last hooks store the calls of indexers. A later block of this name gets the same functions,
+    because compiled layers stay valid only with the same functions.
     """
 
     @torch.compiler.disable
@@ -229,6 +242,7 @@ def _functions(
         softcap: float | None = None,
         s_aux: torch.Tensor | None = None,
         is_causal: bool | None = None,
+        indices: torch.Tensor | None = None,
         **extra: Any,
     ) -> tuple[torch.Tensor, None]:
         for extra_name, argument in extra.items():
@@ -238,7 +252,8 @@ def _functions(
                     f"the model's {owner} passes {quote(extra_name)} to attention, which kvbench does not support. "
                     "Choose another model."
                 )
-        if attention_mask is not None:  # kvbench passes no mask, and transformers makes none for this function
+        # kvbench passes no mask, and transformers makes none for this function; one for indexers has no elements.
+        if attention_mask is not None and attention_mask.numel():
             raise UserError(
                 f"the model's {quote(type(module).__name__)} passes its own mask to attention, which kvbench does not "
                 "support. Choose another model."
@@ -261,6 +276,7 @@ def _functions(
             sinks=s_aux,
             hidden=read.pop(id(module), None),
             tokens=read.get(TOKENS),
+            indexer=None if indices is None else read[INDEXER],
         )
         projection: Any = getattr(layer, PROJECTION, None)
         if (latent := read.pop(id(projection), None)) is None:
@@ -269,4 +285,8 @@ def _functions(
         maps = latents.of(projection, latent.shape[-1], key, value)
         return maps.outputs(handler(call.in_latents(maps, latent))).contiguous(), None
 
-    return attention, note, note_tokens
+    def heard(call: IndexerCall | None) -> None:
+        if name in _routings:  # a hook of `EvictionCache` may have closed the block before the pass ends
+            _routings[name][1][INDEXER] = call
+
+    return attention, note, note_tokens, IndexerHooks(heard)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -101,7 +102,9 @@ def check_latents(model: Any) -> None:
         found: list[torch.Tensor] = []
 
         def attend(call: AttentionCall) -> torch.Tensor:
-            mask = causal_bias(grid, grid, call.window, call.query.dtype)[None, None]
+            at = grid.to(call.query.device)
+            mask = causal_bias(at, at, call.window, call.query.dtype)[None, None]
+            call = replace(call, indexer=None)  # it chooses the same entries in both forms
             out = call.attend(call.query, call.key, call.value, mask)
             found.append((out if call.latent is None else call.latent.outputs(out)).float())
             return torch.zeros_like(out)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +13,9 @@ import torch
 
 from kvbench.console.faults import words
 from kvbench.engine import memory
-from kvbench.engine.attention.geometry import LayerGeometry, ProbeFailed, devices_of, read_layers, refuse_unsupported
+from kvbench.engine.attention.geometry import LayerGeometry, ProbeFailed, devices_of, read_layers
 from kvbench.engine.attention.interface import text_model
+from kvbench.engine.attention.layer_kinds import refuse_unsupported
 from kvbench.engine.cache.recurrent import StateShape
 from kvbench.engine.model.activations import pass_bytes
 from kvbench.engine.model.continuation import check_continues
@@ -25,7 +27,8 @@ from kvbench.sources.quantised import StoredBytes
 
 SMALL = 20_000_000  # with fewer parameters, a model is fastest on one CPU thread
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-USED = ("num_experts_per_tok", "top_k_experts", "moe_topk")  # fields with the number of experts that a token uses
+USED = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_top_k")  # fields: experts that a token uses
+EMPTY = ("zero_expert_num",)  # fields with the number of further experts that have no weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,20 +136,21 @@ def known_shape(config: Any, load: Callable[[], LoadedModel]) -> tuple[ModelShap
 def estimate_shape(config: Any) -> ModelShape:
     """Estimate the shape of a model from common fields of its configuration, for a plan that must not load the model.
 
-    All layers count as equal attention layers: the estimate has no sliding windows and no states of recurrent layers.
+    All layers count as equal attention layers, of the largest sizes in any layer: the estimate has no sliding windows
+    and no states of recurrent layers.
     Raises UserError when the model is not supported, ProbeFailed when the configuration lacks these fields or the model
     cannot be built without weights.
     """
     text = config.get_text_config()
-    try:
-        heads, layers = int(text.num_attention_heads), int(text.num_hidden_layers)
-        kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)
-        dim = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
-    except Exception as error:  # a configuration with one number per layer may raise on access
-        raise _only_loaded(config, error) from error
+    heads, layers = _first(text, ("num_attention_heads",)), _first(text, ("num_hidden_layers",))
+    if not heads or not layers:
+        raise _only_loaded(config, ValueError("its config.json lacks the number of layers or heads"))
+    kv_heads = _first(text, ("num_key_value_heads",)) or heads
+    dim = _first(text, ("head_dim",)) or int(text.hidden_size) // heads
     layer: dict[str, Any] = {"kv_heads": kv_heads, "head_dim": dim, "value_dim": dim}
     if rank := _first(text, ("kv_lora_rank",)):  # latent attention: one entry for all heads
-        layer = {"kv_heads": 1, "head_dim": rank + int(text.qk_rope_head_dim), "value_dim": 0, "latent": rank}
+        beside = _first(text, ("index_head_dim",)) or 0
+        layer = {"kv_heads": 1, "head_dim": rank + int(text.qk_rope_head_dim), "value_dim": beside, "latent": rank}
     layer |= {"query_heads": heads, "scaling": dim**-0.5}
     return _shape(on_meta(config), tuple(LayerGeometry(index=i, **layer) for i in range(layers)))
 
@@ -182,7 +186,7 @@ def _shape(model: Any, geometry: tuple[LayerGeometry, ...], states: tuple[StateS
     tables = {id(m.weight) for m in decoder.modules() if isinstance(m, torch.nn.Embedding)}  # hardly read
     read = {id(p): p.numel() for p in decoder.parameters() if id(p) not in tables}  # without a vision tower
     read |= {id(p): p.numel() for p in head.parameters()} if head is not None else {}
-    routed = sum(read.get(id(p), 0) for p in _routed_experts(model))
+    experts = {at: math.prod(shape) for at, shape in _routed_experts(model).items() if at in read}
     config = model.config
 
     @functools.cache
@@ -204,8 +208,8 @@ def _shape(model: Any, geometry: tuple[LayerGeometry, ...], states: tuple[StateS
         geometry=geometry,
         states=states,
         parameters=sum(p.numel() for p in model.parameters()),
-        streamed=sum(read.values()) - routed,
-        routed=routed,
+        streamed=sum(size for at, size in read.items() if at not in experts),
+        routed=sum(experts.values()),
         active=_active_share(model.config.get_text_config()),
         width=_width(model, decoder) + 2 * max((g.head_dim for g in geometry), default=0),  # RoPE's cosines and sines
         vocabulary=int(head.weight.shape[0]) if head is not None else 0,
@@ -246,36 +250,59 @@ def _width(model: Any, decoder: Any) -> int:
     """
     tables = {id(m.weight) for m in decoder.modules() if isinstance(m, torch.nn.Embedding)}
     used = _first(model.config.get_text_config(), USED) or 1
-    times = {id(p): used for p in _routed_experts(model)}
-    matrices = [p for p in decoder.parameters() if p.ndim >= 2 and id(p) not in tables]
+    experts = _routed_experts(model)
+    matrices = {id(p): p.shape for p in decoder.parameters() if p.ndim >= 2 and id(p) not in tables}
     hidden = max((m.weight.shape[1] for m in decoder.modules() if isinstance(m, torch.nn.Embedding)), default=0)
-    widest = max((times.get(id(p), 1) * max(p.shape[-2:]) for p in matrices), default=0)
+    widths = (used * max(experts[at][1:]) if at in experts else max(shape[-2:]) for at, shape in matrices.items())
+    widest = max(widths, default=0)
     return 2 * hidden + max(6 * hidden, 2 * hidden + 3 * widest)
 
 
-def _routed_experts(model: Any) -> Iterator[torch.Tensor]:
-    """Yield the weights of routed experts, which transformers stacks per layer: [experts, rows, columns]. The number of
-    experts comes from the module or, if the module does not state it, from the configuration."""
-    configured = _first(model.config.get_text_config(), EXPERTS)
-    for module in model.modules():
-        experts = getattr(module, "num_experts", configured)
-        yield from (p for p in module.parameters(recurse=False) if p.ndim == 3 and p.shape[0] == experts)
+def _routed_experts(model: Any) -> dict[int, tuple[int, int, int]]:
+    """Return the shapes [experts, rows, columns] of the routed experts' weights, by the weights' id().
+
+    transformers stacks the experts of a layer in a tensor of this shape, or (DBRX) the rows of all experts in a matrix.
+    The number of experts comes from the module or, if the module does not state it, from the configuration. Rows for
+    experts that have no weights of their own (LongCat Flash) are not counted, because no step reads them.
+    """
+    text = model.config.get_text_config()
+    configured, empty = _first(text, EXPERTS), _first(text, EMPTY) or 0
+    shapes: dict[int, tuple[int, int, int]] = {}
+    for name, module in model.named_modules():
+        if not (experts := getattr(module, "num_experts", configured)):
+            continue
+        for p in module.parameters(recurse=False):
+            if p.ndim == 3 and p.shape[0] in (experts, experts + empty):
+                shapes[id(p)] = experts, p.shape[1], p.shape[2]
+            elif p.ndim == 2 and "experts" in name.split(".") and p.shape[0] > experts and p.shape[0] % experts == 0:
+                shapes[id(p)] = experts, p.shape[0] // experts, p.shape[1]
+    return shapes
 
 
 def _active_share(config: Any) -> float:
     """Return the share of the routed experts that a token uses; 1 if the configuration lacks the common fields."""
     used, experts = _first(config, USED), _first(config, EXPERTS)
-    return min(1.0, used / experts) if used and experts else 1.0
+    return min(1.0, used / (experts + (_first(config, EMPTY) or 0))) if used and experts else 1.0
 
 
 def _first(config: Any, names: tuple[str, ...]) -> int | None:
-    """Return the value of the first of these fields that holds an integer, or the largest value of the field if it
-    holds one integer per layer. None if no field holds integers."""
-    for name in names:
-        numbers = value if isinstance(value := getattr(config, name, None), (list, tuple)) else [value]
-        if numbers and all(type(number) is int for number in numbers):
-            return max(numbers)
+    """Return the value of the first of these fields that holds an integer, in the configuration or else in one of its
+    parts. If the field holds one integer per layer, return the largest. None if no field holds integers."""
+    for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
+        for name in names:
+            value = _field(part, name)
+            numbers = value if isinstance(value, (list, tuple)) else [value]
+            if numbers and all(type(number) is int for number in numbers):
+                return max(numbers)
     return None
+
+
+def _field(config: Any, name: str) -> Any:
+    """Return the value of a field; a list with the value of each layer where the layers differ; None if it is absent."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # of transformers, if the layers differ
+        return [getattr(layer, name, None) for layer in config.per_layer_config]
 
 
 def use_threads(shape: ModelShape, device: torch.device) -> int:
