@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support.methods import EVICTING, small, with_tables
-from support.models import build, requests
+from support.models import ARCHITECTURES, build, requests
 
 from kvbench.engine.cache.paged import PagedCache
 from kvbench.engine.cache.pool import PAGE, pages
@@ -182,3 +182,16 @@ def batch(row, seen):
         noise_key=one,
         allowed=40,
     )
+
+
+@pytest.mark.parametrize("heads", [3, 5])
+def test_a_shared_budget_holds_with_any_number_of_heads(heads, monkeypatch):
+    """The mean over heads and layers must not be rounded above the budget, where it is exact."""
+    many = dict(num_attention_heads=2 * heads, num_key_value_heads=heads, head_dim=16)
+    monkeypatch.setitem(ARCHITECTURES, "many-heads", ("Qwen3Config", many))
+    loaded = with_tables(build("many-heads"))
+    for budget in (37, 40, 41):
+        engine = Engine(loaded, small("retention"), budget=budget, interval=8, slots=2, max_tokens=130)
+        for done in engine.generate(requests(lengths=(61, 70), new_tokens=(20, 20), samples=1)):
+            assert done.usage.entries_after_evict == pytest.approx(budget, abs=0.5)
+            assert done.usage.entries_after_evict <= budget

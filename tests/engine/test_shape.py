@@ -7,14 +7,18 @@ import torch
 import transformers
 from support import zoo
 from support.methods import small
+from support.models import requests
 
 from kvbench.engine import plan
-from kvbench.engine.attention.geometry import ProbeFailed
+from kvbench.engine.attention.geometry import ProbeFailed, largest_group
+from kvbench.engine.cache.layout import fit
+from kvbench.engine.loop import Engine
 from kvbench.engine.model.load import auto_class, prepare
 from kvbench.engine.model.shape import estimate_shape, known_shape, read_shape, shape_of_model
 from kvbench.engine.model.weights import model_fields
 from kvbench.engine.plan import Machine, roofline
 from kvbench.errors import SetupError, UserError
+from kvbench.eviction.choose import make
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss", "mixtral", "qwen3_vl", "gemma3", "llama"])
@@ -171,3 +175,31 @@ def test_code_that_fails_is_told_with_the_model_type():
 
 def test_weights_are_known_by_the_fields_of_a_model_whose_layers_differ():
     assert model_fields(zoo.configuration("gemma4_text", {}))["model_type"] == "gemma4_text"
+
+
+def grouped_alike(heads, window):
+    """A model whose layers have `heads` query heads; the second has a sliding window."""
+    layers = {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "sliding_window": window}
+    sizes = {"num_hidden_layers": 3, "num_attention_heads_per_layer": heads, "mlp_layer_types": ["dense"] * 3}
+    return prepare(zoo.build(zoo.configuration("laguna", layers | sizes)), None)
+
+
+def snapkv_by_query_head(loaded):
+    method = make("snapkv", {"window": 4, "heads": "query"})
+    engine = Engine(loaded, method, budget=32, interval=8, slots=1, max_tokens=130)
+    [done] = engine.generate(requests(lengths=(60,), new_tokens=(20,), samples=1))
+    return done.usage.entries_after_evict, sum(engine.cache.lengths)
+
+
+def test_layers_that_no_method_evicts_do_not_divide_budgets():
+    """Four sliding query heads per KV head took half of the budget from layers with two."""
+    assert largest_group(grouped_alike([4, 8, 4], 24).geometry) == 2
+    assert snapkv_by_query_head(grouped_alike([4, 8, 4], 24)) == snapkv_by_query_head(grouped_alike([4, 4, 4], 24))
+
+
+@pytest.mark.parametrize("method", ["snapkv", "foresightkv"])
+def test_numbers_per_query_head_need_equal_layers(method):
+    loaded = grouped_alike([4, 8, 4], 500)  # no sequence outgrows the window, so all layers are evicted
+    options = {"heads": "query"} if method == "snapkv" else {"scorer": "s"}
+    with pytest.raises(UserError, match=r"have 2 or 4 query heads per KV head, and \w+ needs equally many"):
+        fit(loaded.geometry, make(method, options), 130)

@@ -17,7 +17,7 @@ from kvbench.engine.cache.slot_cache import Shape, SlotCache
 from kvbench.engine.kernels.backends import Backend
 from kvbench.errors import UserError, quote
 from kvbench.eviction.api import Method
-from kvbench.eviction.columns import expanded
+from kvbench.eviction.columns import QueryHeadColumn, expanded
 from kvbench.eviction.declare import WHOLE
 from kvbench.eviction.options import budget_in_force
 from kvbench.eviction.trigger import Every
@@ -151,10 +151,11 @@ def fit(geometry: Sequence[LayerGeometry], method: Method, longest: int) -> tupl
     Layers with a sliding window of at least `longest` tokens get full attention. For a method that keeps entries per
     query head, every query head of an evicted layer counts as a KV head.
 
-    Raises UserError in three cases:
+    Raises UserError in four cases:
 
     - The method evicts, and every layer has a sliding window.
     - The method spreads its budget unevenly, and the evicted layers differ in heads or dimensions.
+    - The method keeps entries or a column per query head, and the evicted layers differ in query heads per KV head.
     - All heads share each entry (latent attention), and the method keeps entries per query head, has weights, or reads
       the model's attention or output projection.
     """
@@ -163,6 +164,8 @@ def fit(geometry: Sequence[LayerGeometry], method: Method, longest: int) -> tupl
         layer_shapes.check_evicts(fitted, longest)
     for g in fitted:
         _check_latent(g, method)
+    if method.per_query_head or any(isinstance(column, QueryHeadColumn) for column in method.columns()):
+        layer_shapes.check_equal_groups(fitted, type(method).__name__)
     if method.per_query_head:
         fitted = layer_shapes.per_query_head(fitted)
     if not method.uniform:

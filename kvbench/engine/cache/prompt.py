@@ -145,9 +145,9 @@ class PromptCache:
 
     def full(self) -> bool:
         """Return whether the layers hold so many entries that the method must evict."""
-        held = [self.layers[g.index].held() for g in self.evicting if g.index in self.layers]
-        trigger = self.acting.trigger(1)
-        return bool(held) and trigger.full(sum(held) / len(held), self.allowed())
+        return any(g.index in self.layers for g in self.evicting) and self.acting.trigger(1).full(
+            self.held(), self.allowed()
+        )
 
     def evict(self, indices: Sequence[int]) -> None:
         """Ask the method which entries of these layers to keep, and drop the others."""
@@ -234,7 +234,8 @@ class PromptCache:
 
     def held(self) -> float:
         """Return the number of entries that a head holds, a mean over the heads of all layers that are evicted."""
-        return sum(self.layers[g.index].held() for g in self.evicting) / max(1, len(self.evicting))
+        layers = [self.layers[g.index] for g in self.evicting if g.index in self.layers]
+        return sum(layer.total() for layer in layers) / max(1, sum(layer.heads() for layer in layers))
 
     def _facts_on(self, device: torch.device) -> tuple[torch.Tensor, ...]:
         """Return `seen`, `prompt_len`, `evictions` and `noise_keys` on a device, each [b]. Consecutive views with the

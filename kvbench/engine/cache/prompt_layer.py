@@ -187,9 +187,15 @@ class PromptLayer:
 
     def held(self) -> float:
         """Return the number of entries that a head holds, a mean over heads and prompts."""
-        if self._exists is None:
-            return float(self.rows)
-        return float(self._exists.sum(axis=-1).mean(dtype=np.float32))
+        return self.total() / self.heads()
+
+    def total(self) -> int:
+        """Return the number of entries of all heads and prompts."""
+        return self.rows * self.heads() if self._exists is None else int(self._exists.sum())
+
+    def heads(self) -> int:
+        """Return the number of heads of all prompts."""
+        return self.keys.shape[0] * self.keys.shape[1]
 
     def finite(self) -> bool:
         """Return whether the keys, values, queries and hidden states are finite. The host waits for the device."""
