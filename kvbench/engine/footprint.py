@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kvbench.engine.attention.geometry import LayerGeometry, largest_group
+from kvbench.engine.attention.geometry import LayerGeometry, asks_indexers, largest_group
+from kvbench.engine.attention.indexer import scores_bytes
 from kvbench.engine.cache.layout import layer_by_layer, pass_tokens, plan_slot_bytes, stored_queries
 from kvbench.engine.cache.slot_cache import Shape
 from kvbench.engine.kernels.backends import Backend
@@ -153,7 +154,8 @@ def footprint(
     late = max(1, sum(g.evicts and bool(g.shared_by) for g in geometry))  # layers that keep hidden states at a time
     reading = prompt.reading(whole) + late * (states - kept) * max(g.hidden for g in geometry) * dtype.itemsize
     drawing = max((drawing_bytes(shape.vocabulary, dtype, s, backend, gpu=gpu) for s in samplings), default=0)
-    gathered = not method.uniform and not (gpu and backend != "torch")
+    asks = asks_indexers(geometry, held.rows if method.uniform else held.longest)
+    gathered = not method.uniform and (asks or not (gpu and backend != "torch"))
     longest = held.rows + (LONGEST_HEAD - 1) * budget if gathered else held.rows  # other heads are padded to this one
     return Footprint(
         weights=weights + scratch.weights(),
@@ -207,8 +209,9 @@ def _step(
     """
     vocabulary = shape.vocabulary * dtype.itemsize + max(drawing, 2 * FLOAT * shape.vocabulary)
     weights = max(g.query_heads for g in geometry) * rows * (dtype.itemsize + 2 * FLOAT)
+    scores = max(scores_bytes(g.indexer_heads, g.value_dim, 1, rows) if 0 < g.topk < rows else 0 for g in geometry)
     copied = max(g.kv_heads * (g.head_dim + g.value_dim) for g in geometry) * rows * dtype.itemsize if gathered else 0
-    return shape.activations(1, dtype) + vocabulary + weights + copied
+    return shape.activations(1, dtype) + vocabulary + max(weights, scores) + copied
 
 
 def drawing_bytes(vocabulary: int, dtype: torch.dtype, sampling: Sampling, backend: Backend, *, gpu: bool) -> int:

@@ -116,7 +116,7 @@ class Scratch:
                 valid = torch.ones_like(positions, dtype=torch.bool) if uneven else None
                 bias = causal_bias(torch.empty(t, device=META, dtype=torch.int64), positions, g.window, dtype, valid)
             grouped_attention(query, keys, values, bias, scaling=g.scaling, softcap=g.softcap, sinks=sinks)
-        return live.peak - given + (scores_bytes(g.indexer_heads, t, n) if 0 < g.topk < n else 0)
+        return live.peak - given + (scores_bytes(g.indexer_heads, g.value_dim, t, n) if 0 < g.topk < n else 0)
 
     def observed(self, rows: int, block: int) -> int:
         """Return the bytes that the method takes to observe a prompt's queries, `block` at a time. rows: entries per

@@ -99,7 +99,7 @@ class StepWriter(ABC):
             rows, entries = layer.capacity, Entries(layer.keys, layer.values, self.positions.on(where)[:, None])
         else:
             rows, entries = self.cache.shape.rows, self.entries(layer)
-        if layer.geometry.topk:  # kernels for latents write no index keys
+        if layer.geometry.topk:  # triton's kernel for latents writes no index keys
             rows_of_head = rows if entries.table is None else entries.table.shape[2] * PAGE
             live = self.live.on(where)
             write(entries.values, call.value[:, :, 0], entries.lengths, live, rows_of_head, entries.table)
@@ -304,13 +304,6 @@ class PagedStepWriter(StepWriter):
         while (small := sizes < rows).any():
             sizes[small] *= 2
         return sizes
-
-
-def asks_indexers(cache: SlotCache) -> bool:
-    """Return whether heads may hold more entries than an indexer lets a query attend to (`LayerGeometry.topk`). Only
-    `AttentionCall.attend` then computes the attention."""
-    most = cache.shape.rows if isinstance(cache, DenseCache) else cache.shape.longest
-    return any(0 < layer.geometry.topk < most for layer in cache.layers)
 
 
 def step_writer(cache: SlotCache, rules: Rules, decode: Decode | None = None) -> StepWriter:

@@ -13,8 +13,10 @@ from functools import partial
 
 import torch
 
+from kvbench.engine.attention.geometry import asks_indexers
 from kvbench.engine.attention.interface import RoutedModel
 from kvbench.engine.blocks import block_length, stores_newest
+from kvbench.engine.cache.dense import DenseCache
 from kvbench.engine.cache.slot_cache import SlotCache
 from kvbench.engine.graph import CaptureError, StepGraph
 from kvbench.engine.kernels.backends import Backend, decode_with, draw_with
@@ -24,7 +26,7 @@ from kvbench.engine.sampler import next_tokens
 from kvbench.engine.sequence import Sequence, Slots, Token
 from kvbench.engine.setup import Setup
 from kvbench.engine.state import Drawing, State
-from kvbench.engine.step_writers import asks_indexers, step_writer
+from kvbench.engine.step_writers import step_writer
 
 
 class DecodeSteps:
@@ -58,15 +60,16 @@ class DecodeSteps:
         self.cache, self.look = cache, look
         self._model, self._trigger = model, setup.trigger
         self._device, self._on_gpu = loaded.device, loaded.device.type == "cuda"
-        asks = self._on_gpu and asks_indexers(cache)
+        most = cache.shape.rows if isinstance(cache, DenseCache) else cache.shape.longest
+        asks = self._on_gpu and asks_indexers(setup.geometry, most)
         if asks and backend != "torch":
             notice(f"decode steps attend without {backend}: indexers choose among the entries of long sequences")
         self._backend, self._notice = "torch" if asks else backend, notice
         compiles = self._on_gpu and compiled and not loaded.divided
         self._compiled = CompiledLayers(loaded.model, notice) if compiles else None
         self._draws_on_gpu = draw_with(backend) if self._on_gpu else None
-        decode = decode_with(backend, cache) if self._on_gpu and not asks else None
-        self.writer = step_writer(cache, setup.rules, decode)
+        decode = decode_with(backend, cache) if self._on_gpu else None
+        self.writer = step_writer(cache, setup.rules, None if asks else decode)
         self._captures = (graph if self._on_gpu else program) and not loaded.divided
         if self._captures and not self.writer.capturable:
             self._captures = False

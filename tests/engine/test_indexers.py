@@ -8,21 +8,25 @@ every family with those of transformers.
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 
 import pytest
 import torch
+import transformers
 from engine.test_hybrids import BUDGET, INTERVAL, LONGEST, engine, load, worst_difference
 from support import zoo
 from support.families import FAMILIES, INDEXED, SPARSE
 from support.methods import small
 from support.models import build, requests
 from support.pretend_cuda import pretended_cuda
+from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32Indexer
 
 from kvbench import EvictionCache
 from kvbench.engine.attention import indexer
-from kvbench.engine.attention.indexer import scores_bytes
+from kvbench.engine.attention.indexer import IndexerCall, scores_bytes
 from kvbench.engine.attention.interface import route, run
 from kvbench.engine.loop import Engine
+from kvbench.engine.meta import Answers, MetaBytes
 from kvbench.engine.model.load import prepare
 from kvbench.engine.model.shape import estimate_shape, read_shape
 from kvbench.engine.plan import Machine, roofline
@@ -183,10 +187,49 @@ def test_the_hardware_limit_counts_chosen_entries_and_all_index_keys():
     assert all_of_few - few == pytest.approx(3 * 9 * INDEX * 4 / 1e9)
 
 
-def test_the_plan_bounds_the_bytes_of_scores():
-    one, many = scores_bytes(64, 1, 32_000), scores_bytes(64, 512, 32_000)
-    assert one == 3 * 4 * 64 * 32_000 + 3 * 4 * 32_000
-    assert many == 3 * indexer.SCORES_BYTES + 3 * 4 * 512 * 32_000
+@pytest.mark.parametrize(("b", "t", "n"), [(1, 1, 8_320), (64, 1, 8_320), (1, 512, 8_192), (1, 512, 32_768)])
+@pytest.mark.parametrize("heads", [16, 64])
+def test_the_plan_counts_at_least_the_bytes_of_scores(heads, b, t, n):
+    """An indexer of DeepSeek-V3.2's sizes chooses on the meta device, where every tensor is counted."""
+    size, dtype = 128, torch.bfloat16
+    config = transformers.DeepseekV32Config(index_n_heads=heads, index_head_dim=size)
+    with torch.device("meta"):
+        module = DeepseekV32Indexer(config, 0).to(dtype)
+        hidden, residual, angles = (
+            torch.empty(b, t, width, dtype=dtype) for width in (config.hidden_size, config.q_lora_rank, 64)
+        )
+        key, keys = torch.empty(b, 1, t, size, dtype=dtype), torch.empty(b, 1, n, size, dtype=dtype)
+        bias = torch.empty(1, 1, t, n, dtype=dtype)
+    inputs = {"hidden_states": hidden, "q_resid": residual, "position_embeddings": (angles, angles)}
+    call = IndexerCall(module, key, inputs | {"position_ids": None})
+    with torch.inference_mode(), MetaBytes(Answers()) as live:
+        given = live.now
+        call.hide(keys, bias)
+    counted = b * scores_bytes(heads, size, t, n)
+    assert (live.peak - given) <= counted + b * 4 * heads * size * min(t, 512) * 4  # and the indexer's own queries
+    assert counted <= 6 * (live.peak - given)
+
+
+def test_methods_see_attention_to_all_entries_in_both_layouts():
+    """Dense steps sum attention, paged ones store queries: the indexer's choice changes neither."""
+    loaded = build("deepseek-v3.2")
+    with torch.no_grad():
+        for layer in loaded.model.model.layers:
+            layer.self_attn.q_b_proj.weight *= 30  # attention so sharp that a choice of ten entries shows
+            layer.self_attn.kv_a_proj_with_mqa.weight *= 30
+    todo = requests(lengths=(61,), new_tokens=(60,), samples=1, sampling=Sampling())
+
+    def kept(layout):
+        log = defaultdict(list)
+
+        def note(key, seen, layer, heads):
+            log[layer].append((seen, [sorted(head.tolist()) for head in heads]))
+
+        sizes = dict(budget=24, interval=8, slots=1, max_tokens=160, layout=layout)
+        [done] = Engine(loaded, small("h2o"), **sizes, log=note).generate(todo)
+        return log, done.token_ids
+
+    assert kept("dense") == kept("paged")
 
 
 def test_pools_of_tokens_are_refused():

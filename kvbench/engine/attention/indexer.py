@@ -14,6 +14,7 @@ Letters: b sequences, t new tokens, n entries, X the dimension of an index key.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ import torch
 CHILD = "indexer"  # transformers' name of the module in an attention layer
 SCORES_BYTES = 1 << 26  # most bytes of the scores of several queries, before they are summed over the indexer's heads
 COPIES = 3  # tensors of this size that transformers' code has at a time: products, scaled products, positive parts
+MASKS = 24  # bytes per query and entry of masks, sums over heads and sorted scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,9 @@ class IndexerCall:
             return bias
         if bias is None:
             bias = keys.new_zeros(1, 1, t, n)
-        block = max(1, SCORES_BYTES // (4 * b * self.heads * n))
+        # With several sequences, torch copies the keys for every query to multiply them.
+        wide = self.heads if b == 1 else max(self.heads, keys.shape[3])
+        block = max(1, SCORES_BYTES // (4 * b * wide * n))
         parts = []
         for first in range(0, t, block):
             tokens = slice(first, first + block)
@@ -140,7 +144,7 @@ class IndexerHooks:
         return args, kwargs | {"attention_mask": torch.empty(1, 1, 1, 0)}
 
     def _before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        inputs = inspect.signature(type(module).forward).bind(module, *args, **kwargs).arguments
+        inputs = _signature(type(module)).bind(module, *args, **kwargs).arguments
         del inputs["self"]
         b, t = inputs["hidden_states"].shape[:2]
         cache = inputs.get("past_key_values")
@@ -158,7 +162,13 @@ class IndexerHooks:
         self._heard(None)
 
 
-def scores_bytes(heads: int, t: int, n: int) -> int:
-    """Return the most bytes that the choice for t queries among n entries takes."""
+@functools.cache
+def _signature(kind: type[Any]) -> inspect.Signature:
+    return inspect.signature(kind.forward)
+
+
+def scores_bytes(heads: int, size: int, t: int, n: int) -> int:
+    """Return the most bytes that the choice for t queries of one sequence among n entries takes. size: X, the numbers
+    of an index key, which the indexer converts to float32."""
     query = 4 * heads * n
-    return COPIES * min(t * query, max(query, SCORES_BYTES)) + 3 * 4 * t * n
+    return COPIES * min(t * query, max(query, SCORES_BYTES)) + 4 * size * n + MASKS * t * n

@@ -91,15 +91,14 @@ class AttentionCall:
         In latent layers, where the values are a part of the keys, `values` has the index keys.
         """
         read = values if self.latent is None else keys[..., : self.latent.rank]
-        if self.indexer is not None:
-            bias = self.indexer.hide(values if self.latent else self.indexer.key, bias)
-        return grouped_attention(
-            *(query, keys, read, bias),
-            scaling=self.scaling,
-            softcap=self.softcap,
-            sinks=self.sinks,
-            sums=sums,
-        )
+        how: dict[str, Any] = {"scaling": self.scaling, "softcap": self.softcap, "sinks": self.sinks}
+        if self.indexer is None:
+            return grouped_attention(query, keys, read, bias, **how, sums=sums)
+        chosen = self.indexer.hide(values if self.latent else self.indexer.key, bias)
+        if sums is not None and chosen is not bias:  # methods see attention to all entries, as from stored queries
+            grouped_attention(query, keys, read, bias, **how, sums=sums)
+            sums = None
+        return grouped_attention(query, keys, read, chosen, **how, sums=sums)
 
 
 Handler = Callable[[AttentionCall], torch.Tensor]  # returns [b, t, Hq, Dv]
@@ -194,14 +193,14 @@ def text_model(model: Any) -> Any:
 
 
 def set_implementation(model: Any, name: str) -> None:
-    """Let a model call the attention function registered as `name`. Raises UserError when the model does not use
+    """Let a model call the attention function registered as `name`. Raises UserError when the model does not support
     transformers' attention interface."""
     # Models with states use the interface too, but transformers does not set `_supports_attention_backend` for them.
     stateful = getattr(model, "_is_stateful", False) and model._can_set_attn_implementation()
     if not (stateful or getattr(model, "_supports_attention_backend", False)):
         raise UserError(
             f"model type {quote(model.config.model_type)} is not supported: "
-            "it does not use transformers' attention interface. Choose another model."
+            "it does not support transformers' attention interface. Choose another model."
         )
     model.set_attn_implementation(name)
 

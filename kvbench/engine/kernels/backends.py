@@ -42,7 +42,8 @@ class Decode(Protocol):
             the same number in each step of an engine. The other backends ignore it.
         table: [S, Hk, W] int32 or int64, contiguous: the pages of every head in order.
         sinks: [Hq] logits of a virtual key without value.
-        latent: in latent attention, how many of a key's first numbers are its value (Dv is then 0); else 0.
+        latent: in latent attention, how many of a key's first numbers are its value; else 0. `value` and `values` then
+            hold index keys (`attention.indexer`) or nothing (Dv is 0); `triton` neither reads nor writes them.
         sums: [S, Hk, g, P] float32, contiguous; only without a table. The function adds to `sums`, for each query head
             of a live slot, the attention that every entry receives (see `grouped_attention`).
 

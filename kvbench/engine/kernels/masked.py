@@ -64,7 +64,7 @@ def write(
     cache row n % `rows`, where n is the head's number in `lengths`. rows: cache rows per head; the other arguments are
     as in `backends.Decode`."""
     at = flat_rows(lengths.expand(new.shape[:2]) % rows, rows, table)
-    flat = store.view(store.shape[:-1].numel(), store.shape[-1])  # width 0 for values of latent layers
+    flat = store.view(store.shape[:-1].numel(), store.shape[-1])  # width 0 for values of latent layers without indexer
     flat[at] = torch.where(live[:, None, None] != 0, new, flat[at])
 
 
