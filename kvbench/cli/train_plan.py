@@ -1,4 +1,4 @@
-"""``kvbench train METHOD --dry-run``: prints the plan of a training and the memory that it takes on each device."""
+"""``kvbench train METHOD --dry-run``: prints the plan of a training, its tokens, and the memory on each device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvbench.console import terminal
 from kvbench.console.progress import preparing
 from kvbench.errors import UserError, quote
 from kvbench.train.catalogue import entry_of
-from kvbench.train.entry import COUNTS
+from kvbench.train.entry import COUNTS, Entry
 
 if TYPE_CHECKING:
     from kvbench.train.memory import Phase
@@ -69,6 +69,7 @@ def _print(plan: TrainingPlan, data: str | None) -> None:
     own = {name: value for name, value in settings.items() if name in entry.options}
     prompt = f"prompt {plan.prompt:,}" + ("" if plan.known else " (assumed; --opt max_prompt=N limits prompts)")
     within = f"; assumed: each text fits into a sliding window, {plan.window:,} tokens" if plan.window else ""
+    tokens = plan.tokens
     items = {"answers": "questions or texts", "questions": "questions", "examples": "examples"}[entry.learns_from]
     facts = {
         "data": data or (f"problems of {', '.join(entry.tasks)}" if entry.tasks else "its own texts"),
@@ -76,6 +77,8 @@ def _print(plan: TrainingPlan, data: str | None) -> None:
         "steps": f"{settings['steps']:,}, batch {settings['batch']} ({share} per process)",
         "settings": ", ".join(f"{name}={value}" for name, value in own.items()),
         "longest": f"{prompt}, answer {plan.answer:,} tokens{within}",
+        "tokens": f"at most {tokens['step']:,} in the texts of a step, {tokens['all_steps']:,} in all steps",
+        "generates": _generated(tokens, entry, data),
         "device": _device(plan),
     }
     for name, text in facts.items():
@@ -86,6 +89,19 @@ def _print(plan: TrainingPlan, data: str | None) -> None:
     if plan.uncounted:
         terminal.warning(f"the memory of the recipe's steps could not be counted: {plan.uncounted}")
     print(LIMIT)
+
+
+def _generated(tokens: Mapping[str, int], entry: Entry, data: str | None) -> str:
+    """Return how many tokens the model generates for the training. data: the place of the user's data, if any."""
+    parts = []
+    if before := tokens["generated_before"]:
+        parts.append(f"at most {before:,} tokens before the first step")
+        parts += ["none where --data has answers"] if data else []
+    if steps := tokens["generated_in_steps"]:
+        parts.append(f"at most {steps:,} tokens in all steps")
+    if "questions" in (entry.learns_from, entry.tested_on):
+        parts.append("answers for held-out figures not counted")
+    return "; ".join(parts) or "no answers"
 
 
 def _device(plan: TrainingPlan) -> str:
@@ -132,6 +148,7 @@ def _document(plan: TrainingPlan) -> dict[str, Any]:
         "dtype": str(plan.dtype).removeprefix("torch."),
         "prompt": plan.prompt,
         "answer": plan.answer,
+        "tokens": plan.tokens,
         "settings": {name: plan.settings[name] for name in (*COUNTS, *entry_of(plan.name).options)},
         "phases": [
             {"phase": phase.name, "bytes": phase.bytes, "parts": dict(+phase.parts), "note": phase.note}

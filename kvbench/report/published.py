@@ -48,7 +48,8 @@ class Printed:
     lower-case letters and digits, because papers spell them in several ways.
 
     row: the score as the paper prints it. samples: the number of answers per question. longest: the limit on the tokens
-    of an answer. `samples` and `longest` are None if the paper does not state them.
+    of an answer. `samples` and `longest` are None if the paper does not state them. part: how many questions the paper
+    asked, if it is known to have asked only a part of the benchmark; otherwise None.
     """
 
     model: str
@@ -59,10 +60,16 @@ class Printed:
     value: float  # a share
     samples: int | None
     longest: int | None
+    part: int | None
 
     @property
     def source(self) -> str:
         return f"{self.row.paper}, {self.row.table_or_figure}"
+
+    @property
+    def notes(self) -> str:
+        part = "" if self.part is None else f"only {self.part} of the benchmark's questions"
+        return "; ".join(filter(None, (self.row.notes, part)))
 
 
 def of_cell(task: str, cell: ScoreCell, models: Collection[str], lengths: Collection[int]) -> Iterator[Printed]:
@@ -134,6 +141,7 @@ def _printed(row: Published) -> Printed | None:
         value=value,
         samples=int(samples[1]) if samples else None,
         longest=int(longest[1]) if longest else None,
+        part=int(row.questions) if row.questions else None,
     )
 
 

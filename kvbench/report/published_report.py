@@ -5,7 +5,9 @@ Papers print no error bars. If both scores are over the same questions, only the
 standard errors of both scores are therefore estimated from how much the cell's samples of one question differ. The
 error of the cell's score is computed with the cell's number of samples per question, and the error of the paper's score
 with the paper's number. If the paper states no number, the cell's number takes its place. If the task is known to have
-more questions than the run asked, the error of the cell's score is the standard error over questions instead.
+more questions than the run asked, the error of the cell's score is the standard error over questions instead, and the
+error of the paper's score is computed for all questions of the task. If the paper is known to have asked only a part of
+the benchmark, its error is unknown.
 """
 
 from __future__ import annotations
@@ -62,12 +64,12 @@ COLUMNS = [
     Column("", lambda line: with_error(line.printed.value, line.printed_error), "published"),
     Column("difference", "difference", "difference", "{:+.3f}".format),
     Column("within", "within"),
-    Column("", lambda line: {True: "yes", False: "no", None: "unknown"}[line.within], "within both", left=True),
+    Column("", lambda line: {True: "yes", False: "no"}.get(line.within), "within both", left=True),
     Column("published_method", "printed.row.method", "as the paper names it", left=True),
     Column("metric", "printed.row.metric"),
     Column("source", "printed.source"),
     Column("", "printed.row.table_or_figure", "in", left=True),
-    Column("notes", "printed.row.notes"),
+    Column("notes", "printed.notes"),
 ]
 SHOWN = ("method", "budget", "here", "published", "difference", "within both", "as the paper names it", "in")
 
@@ -85,6 +87,12 @@ class PublishedTable:
         where = f"evicting every {self.table.interval} tokens" if self.table.interval else ""
         papers = dict.fromkeys(line.printed.row.paper for line in self.lines)
         notes = [f"From {', '.join(papers)}."]
+        parts = {line.printed.source: line.printed.part for line in self.lines if line.printed.part is not None}
+        notes += [
+            f"{source}: only {part} of the benchmark's questions were asked. Scores on other questions may differ by "
+            "more than the draw of answers, so within both is empty."
+            for source, part in parts.items()
+        ]
         if self.lacking:
             cells = list(dict.fromkeys(f"{printed.row.method} at {printed.budget}" for printed in self.lacking))
             notes.append(f"Published, but with no cell here: {few(cells, MOST)}.")
@@ -107,7 +115,8 @@ class PublishedReport(Report):
         "Published scores come with kvbench; the papers used their own code, prompts and budgets. They "
         "print no error bars: both errors are the error of drawing answers to the same questions again, estimated from "
         "the samples here, with the paper's number of samples where it is stated. Within both: the difference is at "
-        "most 1.96 times their joint standard error. Unknown: a question has one sample here, or all samples agree. "
+        "most 1.96 times their joint standard error; empty (-) if an error is not known, because a question has one "
+        "sample here, all samples agree, or the paper asked only a part of the benchmark's questions. "
         "One cell may stand beside several published scores, because rows do not say which recipe trained the weights."
     )
     tables: list[PublishedTable]
@@ -137,7 +146,7 @@ def _beside(group: Group, table: TaskTable) -> PublishedTable:
             own = _error(cell, size)
             for printed in published.of_cell(table.task, cell, models, lengths):
                 interval = table.interval if cell.evicts else None
-                lines.append(Beside(cell, printed, interval, own, _printed_error(cell, printed)))
+                lines.append(Beside(cell, printed, interval, own, _printed_error(cell, printed, size)))
     shown = {id(line.printed) for line in lines}
     every = [printed for model in models[:1] for printed in published.of_task(table.task, model)]
     return PublishedTable(table, lines, [printed for printed in every if id(printed) not in shown])
@@ -158,9 +167,15 @@ def _error(cell: ScoreCell, size: float | None) -> float:
     return _positive(cell.score.se_fixed if whole else cell.score.se)
 
 
-def _printed_error(cell: ScoreCell, printed: Printed) -> float:
-    here = cell.samples / cell.score.questions
-    return _positive(cell.score.se_fixed) * math.sqrt(here / (printed.samples or here))
+def _printed_error(cell: ScoreCell, printed: Printed, size: float | None) -> float:
+    """Return the standard error of a printed score, NaN if unknown. A mean over n questions with k samples each has an
+    error of 1 / sqrt(n k) times the spread of samples, which is taken from the cell."""
+    if printed.part is not None:
+        return math.nan
+    asked = cell.score.questions
+    each = cell.samples / asked
+    theirs = (asked if size is None or math.isinf(size) else size) * (printed.samples or each)
+    return _positive(cell.score.se_fixed) * math.sqrt(cell.samples / theirs)
 
 
 def _positive(error: float) -> float:

@@ -14,8 +14,9 @@ _ENTRIES = re.compile(r"(\d+)(K?)\b")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """A number as a paper prints it. `notes`: further facts on its source, the hardware, and what the paper does not
-    state."""
+    """A number as a paper prints it. notes: further facts on its source, the hardware, and what the paper does not
+    state. questions: how many questions the paper asked, if it is known to have asked only a part of the benchmark;
+    otherwise empty."""
 
     paper: str
     table_or_figure: str
@@ -27,6 +28,7 @@ class Published:
     value: str
     unit: str
     notes: str
+    questions: str = ""
 
     @property
     def entries(self) -> int | None:

@@ -48,8 +48,8 @@ def _header(shapes: Mapping[str, torch.Size], state: Mapping[str, Any]) -> bytes
 def state_of(path: Path) -> dict[str, Any]:
     """Return the settings and the progress in a checkpoint's header.
 
-    The dictionary has the recipe's name; the model's name, revision and fingerprint; the settings; the step; the
-    seconds of training so far; and the held-out figures before the training.
+    The dictionary has the recipe's name and version; the model's name, revision and fingerprint; the settings; the
+    step; the seconds of training so far; and the held-out figures before the training.
 
     Raises SetupError when the file cannot be read.
     """

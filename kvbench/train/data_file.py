@@ -34,12 +34,12 @@ def read_questions(
 
     A row is skipped for one of these reasons:
 
-    - Its prompt has no token, or is longer than `max_prompt`.
+    - Its prompt has no token or a blank message, or is longer than `max_prompt`.
     - Its prompt leaves no room for an answer in the model's context.
-    - Training would use the row's own answer, but this answer has no token (a raw text of one token).
+    - Training would use the row's own answer, but this answer is blank or has no token (a raw text of one token).
 
     on_skip: called with the reason for every skipped row. Raises UserError for a row that has none of the forms in
-    `data_rows`, or a value of a wrong form, such as an empty question.
+    `data_rows`, or a value of a wrong form, such as a number in place of text.
     """
     prompting = prompting or Prompting()
     reader = prompting.reader(loaded)
@@ -75,6 +75,8 @@ class _Maker:
 
     def question(self, name: str, row: Row) -> Question | str:
         """Turn a row into a question; for a row to skip, return the reason."""
+        if row.blank:
+            return EMPTY
         prompt, given = self._talk(name, row) if row.turns else self._text(row.text)
         room, limit = self.loaded.context - len(prompt), self.collection.max_prompt
         if limit and len(prompt) > limit:
@@ -101,7 +103,7 @@ class _Maker:
         answer = row.given
         if text.rstrip().endswith(OPENING):  # avoid a second tag: the row's answer may begin with it too
             answer = answer.lstrip().removeprefix(OPENING).lstrip("\n")
-        return prompt, (*self._encode(answer), *self._end())
+        return prompt, (*self._encode(answer), *self._end()) if answer.strip() else ()
 
     def _text(self, text: str) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         """Return a prompt and an answer (or None) made from a raw text.

@@ -2,6 +2,7 @@
 
 Data sets on the hub name their columns in many ways. `FORMS` lists the accepted forms of a row, each with its column
 names. If a row has several forms, the first in `FORMS` counts. A column whose value is null counts as missing.
+Blank text is no error: data sets have a few blank cells among many thousand rows.
 """
 
 from __future__ import annotations
@@ -40,14 +41,16 @@ class Row:
     """A parsed row of a data file: a conversation that ends with a user's message, or a raw text (then without turns).
 
     turns: the user's messages. replies: the assistant's messages between them. given: the assistant's reply to the
-    user's last message, if the row has one. reference: the right answer, if the row has one. style: the prompt style of
-    a question; plain for other rows.
+    user's last message, if the row has one. blank: whether the question, a message before the given reply, or the raw
+    text is blank. reference: the right answer, if the row has one. style: the prompt style of a question; plain for
+    other rows.
     """
 
     turns: tuple[Turn, ...] = ()
     replies: tuple[str, ...] = ()
     given: str | None = None
     text: str = ""
+    blank: bool = False
     reference: str | None = None
     style: Style = PLAIN
 
@@ -78,10 +81,13 @@ def parse_row(columns: Mapping[str, Any], where: str, prompting: Prompting) -> R
         if isinstance(columns[name], list):
             spoken = [*row.messages(name), *([("assistant", given)] if given is not None else [])]
             return row.conversation(name, spoken, prompting)
-        turn = prompting.turn(row.text(name), row.optional("context"), row.optional("system"))
-        return Row(turns=(turn,), given=given, reference=row.reference(), style=prompting.style)
+        question = row.text(name)
+        turn = prompting.turn(question, row.optional("context"), row.optional("system"))
+        blank = not question.strip()
+        return Row(turns=(turn,), given=given, blank=blank, reference=row.reference(), style=prompting.style)
     if name := row.first(TEXTS):
-        return Row(text=row.text(name))
+        text = row.text(name)
+        return Row(text=text, blank=not text.strip())
     found = few([quote(name) for name in columns], SHOWN) or "none"
     raise UserError(f"{where}: no column with a question or text; found {found}; accepted: {'; '.join(FORMS)}.")
 
@@ -103,7 +109,7 @@ class _Columns:
         return self._text(quote(name), self.values[name])
 
     def optional(self, name: str) -> str:
-        return "" if self.values.get(name) is None else self._text(quote(name), self.values[name], empty=True)
+        return "" if self.values.get(name) is None else self.text(name)
 
     def reference(self) -> str | None:
         """Return the right answer: the column `answer`, else the content of the last LaTeX box in the column
@@ -113,7 +119,7 @@ class _Columns:
             [answer] = answer
         if isinstance(answer, (int, float)) and not isinstance(answer, bool):
             return str(answer)
-        if answer is not None and (text := self._text("'answer'", answer, empty=True)).strip():
+        if answer is not None and (text := self._text("'answer'", answer)).strip():
             return text
         return last_box(self.optional("solution"))
 
@@ -145,11 +151,13 @@ class _Columns:
                 f"first, after at most one system message; got {few(roles, SHOWN) or 'none'}."
             )
         users, replies = texts[0::2], texts[1::2]
+        given = replies.pop() if len(replies) == len(users) else None
         first = prompting.message(users[0], self.optional("context"), system)
         return Row(
             turns=(first, *(Turn(question=text) for text in users[1:])),
-            replies=tuple(replies[: len(users) - 1]),
-            given=replies[-1] if len(replies) == len(users) else None,
+            replies=tuple(replies),
+            given=given,
+            blank=not all(text.strip() for text in (*users, *replies)),
             reference=self.reference(),
         )
 
@@ -160,9 +168,7 @@ class _Columns:
             raise UserError(f"{self.where}: {label} has {has}; accepted: {', '.join(ROLES)}.")
         return ROLES[said], self._text(f"the content of {label}", text)
 
-    def _text(self, label: str, value: Any, *, empty: bool = False) -> str:
+    def _text(self, label: str, value: Any) -> str:
         if not isinstance(value, str):
             raise UserError(f"{self.where}: {label} must be text; got {json_type(value)}.")
-        if not empty and not value.strip():
-            raise UserError(f"{self.where}: {label} is empty.")
         return value

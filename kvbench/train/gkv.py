@@ -34,7 +34,7 @@ from kvbench.sources.adapters import MERGE
 from kvbench.sources.quantised import form_of
 from kvbench.train import lora
 from kvbench.train.generation_memory import Generation
-from kvbench.train.recipe import Recipe, Settings, check_choices, check_least, drawing
+from kvbench.train.recipe import Recipe, Settings, check_choices, check_least
 from kvbench.train.sparse_masks import Lifetimes
 from kvbench.train.sparse_pass import RECOMPUTE, recomputes
 from kvbench.train.traces import Question
@@ -196,17 +196,6 @@ class SparseRecipe(Recipe):
             about = {"how": how} | {name: before[name] for name in ("layers", "trained_at") if name in before}
             save_weights(beside / f"{needed.kind}.safetensors", needed.kind, tensors, trained, made=about)
         return folder, card
-
-    def drawn(self, step: int, count: int) -> list[int]:
-        """Return the indices of the items that form the batch of a step; there are `count` items in all. Each epoch
-        goes through all items in a new random order."""
-        batch = self.settings.batch
-        drawn = range(step * batch, (step + 1) * batch)
-        orders = {}
-        for epoch in {index // count for index in drawn}:
-            generator = drawing(self.settings.seed, epoch)
-            orders[epoch] = torch.randperm(count, generator=generator).tolist()
-        return [orders[index // count][index % count] for index in drawn]
 
     def engine(
         self, questions: Sequence[Question], method: Method, budget: int | None, samples: int, log: KeptLog | None

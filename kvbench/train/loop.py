@@ -92,6 +92,7 @@ def train(
         before, after = training.state["before"], training.held_out()
         made = {
             "recipe": recipe.name,
+            "recipe_version": recipe.version,
             "command": command,
             "settings": asdict(recipe.settings) | {"more": dict(recipe.settings.more)},
             "base_revision": revision,
@@ -117,7 +118,8 @@ class _Training:
         how = {"beta2": settings.beta2, "weight_decay": settings.weight_decay}
         self.optimiser = ShardedAdamW(self.parameters, processes, **how)
         model = {"base_model": base.name, "revision": revision, "fingerprint": base.fingerprint}
-        self.named = {"recipe": recipe.name, "settings": json.loads(json.dumps(asdict(settings))), **model}
+        about = {"recipe": recipe.name, "recipe_version": recipe.version}
+        self.named = {**about, "settings": json.loads(json.dumps(asdict(settings))), **model}
         self.state: dict[str, Any] = {**self.named, "step": 0, "seconds": 0.0}
         self.step, self.seconds = 0, 0.0
 
@@ -159,7 +161,7 @@ class _Training:
 
     def _restore(self) -> None:
         path = self.out / CHECKPOINT
-        self.state = checkpoint.state_of(path)
+        self.state = {"recipe_version": 1} | checkpoint.state_of(path)  # older checkpoints have no version
         if not self._continues():
             raise UserError(
                 f"{quote(self.out)} holds a training with other settings: {_differences(self.state, self.named)}. "
@@ -173,8 +175,9 @@ class _Training:
             forget_after(int(self.state["step"]) - 1, self.out / HELD_OUT)  # they are computed again at this step
 
     def _continues(self) -> bool:
-        """Return whether this training can continue from the checkpoint: model, recipe and all settings are equal. Only
-        the number of steps may differ, if every step so far had the learning rate that this training gives it."""
+        """Return whether this training can continue from the checkpoint: model, recipe, the recipe's version and all
+        settings are equal. Only the number of steps may differ, if every step so far had the learning rate that this
+        training gives it."""
         theirs = {name: self.state.get(name) for name in self.named}
         steps, settings = int((theirs["settings"] or {}).get("steps", 0)), self.recipe.settings
         if theirs != self.named | {"settings": self.named["settings"] | {"steps": steps}}:
@@ -251,7 +254,8 @@ def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     def flat(named: Mapping[str, Any]) -> dict[str, Any]:
         settings = dict(named.get("settings") or {})
         more = settings.pop("more", {})
-        return {name: named.get(name) for name in ("recipe", "base_model", "revision", "fingerprint")} | settings | more
+        names = ("recipe", "recipe_version", "base_model", "revision", "fingerprint")
+        return {name: named.get(name) for name in names} | settings | more
 
     before, now = flat(theirs), flat(ours)
     if before["recipe"] != now["recipe"]:

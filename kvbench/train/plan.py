@@ -39,6 +39,8 @@ class TrainingPlan:
     Attributes:
         settings: the value of every setting by name, including samples, steps, lr, batch and seed.
         prompt, answer: tokens of the longest prompt and of its answer; the plan counts memory for this length.
+        generated: tokens of the longest answer that the model generates; `answer` may be shorter, because recipes cut
+            answers. 0 for a recipe that learns from examples.
         known: whether a setting limits the length of prompts; if none does, `prompt` is an assumption.
         dtype: dtype of the loaded weights.
         items, held_out: the made-up items with which the plan counts memory.
@@ -53,6 +55,7 @@ class TrainingPlan:
     settings: Mapping[str, Any]
     prompt: int
     answer: int
+    generated: int
     known: bool
     dtype: torch.dtype
     items: tuple[Any, ...]
@@ -98,8 +101,9 @@ class TrainingPlan:
         dtype = pick_dtype(entry.dtype_for(settings), device.torch_device)
         several = min(settings["batch"] // device.processes, max(2, ROOM // (prompt + answer)))
         tested_on = "questions" if entry.tested_on == "questions" else entry.learns_from
-        # answers to held-out questions are not truncated
-        tested = min(int(settings["max_tokens"]), context - prompt) if tested_on == "questions" else answer
+        # neither collected answers nor those to held-out questions are truncated
+        generated = min(int(settings.get("max_tokens", 0)), context - prompt)
+        tested = generated if tested_on == "questions" else answer
         held_out = max(1, min(entry.held_out, ROOM // (prompt + tested)))
         items = tuple(longest_item(entry.learns_from, i, prompt, answer) for i in range(several))
         tests = tuple(longest_item(tested_on, i, prompt, tested) for i in range(held_out))
@@ -128,6 +132,7 @@ class TrainingPlan:
             settings=settings,
             prompt=prompt,
             answer=answer,
+            generated=generated,
             known=known,
             dtype=dtype,
             items=items,
@@ -135,6 +140,25 @@ class TrainingPlan:
             phases=tuple(phases),
             uncounted=why,
         )
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """The most tokens in the texts of one step and of all steps, over all processes, and the most tokens that the
+        model generates before the first step and in all steps. Held-out figures are not counted.
+
+        A text counts each time it is drawn, however many passes over it the recipe makes. A question of a recipe that
+        learns from questions counts with all its answers, of which the setting `group` gives the number.
+        """
+        entry, settings = entry_of(self.name), self.settings
+        asks = entry.learns_from == "questions"
+        texts = settings["batch"] * (settings.get("group", 1) if asks else 1)
+        answers = settings["samples"] + (entry.held_out if entry.tested_on == "answers" else 0)
+        return {
+            "step": texts * (self.prompt + self.answer),
+            "all_steps": settings["steps"] * texts * (self.prompt + self.answer),
+            "generated_before": answers * self.generated if entry.learns_from == "answers" else 0,
+            "generated_in_steps": settings["steps"] * texts * self.generated if asks else 0,
+        }
 
     @property
     def peak(self) -> Phase:

@@ -22,7 +22,7 @@ TORCH_ADAMW: dict[str, Any] = {"beta2": 0.999, "weight_decay": 0.01}  # (r) the 
 # LookaheadKV, arXiv 2603.10899: trains on 50,000 + 20,000 + 7,000 + 9,000 inputs; its tasks have thinking off.
 LOOKAHEADKV = Preset(
     about="inputs up to 16K tokens, greedy answers up to 512, thinking off; the paper states no learning rate, batch "
-    "(here 8) or steps (here 10,750, which draw as many inputs as the paper has); the default rate was tuned on the "
+    "(here 8) or steps (here 10,750, which draw each input once); the default rate was tuned on the "
     "built-in model of 0.9 M parameters: try smaller rates",
     values={"samples": 86_000, "steps": 10_750, "batch": 8, "thinking": False, "max_prompt": 16_384, "max_tokens": 512}
     | {"wrong": "keep", "rows": 32, "rank": 8, "alpha": 32.0},

@@ -68,12 +68,6 @@ def drawing(seed: int, number: int) -> torch.Generator:
     return torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63)
 
 
-def draw_batch(items: Sequence[T], settings: Settings, step: int) -> list[T]:
-    """Draw the items of a step's batch at random, with replacement."""
-    generator = drawing(settings.seed, step)
-    return [items[i] for i in torch.randint(0, len(items), (settings.batch,), generator=generator).tolist()]
-
-
 def with_gradient(loss: torch.Tensor, parameters: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return a loss with the value and gradients of `loss`, but with a graph that holds no activations of the model.
     The gradients with respect to `parameters` are computed now; the new graph holds only these gradients."""
@@ -89,6 +83,8 @@ class Recipe(ABC):
     Attributes:
         entry: the recipe's defaults and presets; for built-in recipes, `kvbench.train.catalogue` has them.
         name: the recipe's name in ``kvbench train NAME``.
+        version: raised on any change of losses, or of the items of a batch. A training continues only from a checkpoint
+            of the same version; a checkpoint without a version has version 1.
         kind: the kind of weights that the recipe writes (`kvbench.eviction.api.Weights`).
         figure: the held-out figure that training should improve; higher: whether a larger figure is better.
         trained_at: the names of the budget and interval settings, also for long texts, on which the loss depends.
@@ -100,6 +96,7 @@ class Recipe(ABC):
 
     entry: ClassVar[Entry]
     name: ClassVar[str] = ""
+    version: ClassVar[int] = 1
     kind: ClassVar[str] = ""
     figure: ClassVar[str] = "loss"
     higher: ClassVar[bool] = False
@@ -109,6 +106,16 @@ class Recipe(ABC):
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+
+    def draw(self, items: Sequence[T], step: int) -> list[T]:
+        """Return the items of a step's batch. Each epoch goes through all items in a new random order."""
+        batch = self.settings.batch
+        places = range(step * batch, (step + 1) * batch)
+        orders = {}
+        for epoch in {place // len(items) for place in places}:
+            generator = drawing(self.settings.seed, epoch)
+            orders[epoch] = torch.randperm(len(items), generator=generator).tolist()
+        return [items[orders[place // len(items)][place % len(items)]] for place in places]
 
     @classmethod
     def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
@@ -233,6 +240,8 @@ class TraceRecipe(Recipe):
     The model is frozen. Subclasses create the tensors to train in `begin`.
     """
 
+    version = 2  # version 1 drew batches with replacement
+
     def __init__(
         self, loaded: LoadedModel, settings: Settings, traces: Sequence[Trace], held_out: Sequence[Trace]
     ) -> None:
@@ -247,7 +256,7 @@ class TraceRecipe(Recipe):
         """Create the tensors to train. The attributes for model, settings and traces are already set."""
 
     def batch(self, step: int, share: slice) -> list[Trace]:
-        return draw_batch(self.traces, self.settings, step)[share]
+        return self.draw(self.traces, step)[share]
 
     def card(self) -> dict[str, Any]:
         return {"traces": len(self.traces), "held_out": len(self.test)}

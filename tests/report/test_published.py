@@ -92,10 +92,26 @@ def test_the_paper_s_own_number_of_samples_counts(make_run: Callable, rows: Call
 def test_errors_that_samples_do_not_show_are_unknown(make_run: Callable, rows: Callable) -> None:
     one = report(make_run("r", aime(rows, "foresightkv", 2048, [1] * 20 + [0] * 10, samples=1)))
     assert [(line["error"], line["within"]) for line in lines(one)] == [(None, None)]
+    (block,) = one.blocks()
+    (shown,) = [column.text(block.lines[0]) for column in block.grids[0] if column.header == "within both"]
+    assert shown == "-"
     some = report(make_run("s", aime(rows, "foresightkv", 2048, [2] * 5 + [4] * 5)))  # 10 of the 30 questions
     (line,) = lines(some)
     assert line["error"] == pytest.approx(0.25 * math.sqrt(10 / 9) / math.sqrt(10))  # over questions
+    draws = math.sqrt(5 * (1 / 3) / 4) / 10  # of the 10 questions
+    assert line["published_error"] == pytest.approx(draws * math.sqrt(10 / 30))  # the paper asked all 30
     assert line["within"] is True
+
+
+def test_a_paper_that_asked_other_questions_gets_no_verdict(make_run: Callable, rows: Callable) -> None:
+    given = {"task": "gpqa_diamond", "prompt_style": "foresightkv"}
+    shown = report(make_run("r", aime(rows, "rkv", 2048, [2] * 30, **given)))
+    (line,) = lines(shown)
+    assert (line["published"], line["difference"]) == (pytest.approx(0.4), pytest.approx(0.1))
+    assert (line["published_error"], line["within"]) == (None, None)
+    assert line["notes"].endswith("only 54 of the benchmark's questions")
+    (block,) = shown.blocks()
+    assert "ForesightKV (arXiv 2602.03203), Table 6: only 54 of the benchmark's questions" in block.notes[1]
 
 
 def test_answers_of_another_length_are_no_match(make_run: Callable, rows: Callable) -> None:

@@ -139,11 +139,9 @@ def test_a_wrong_column_is_one_line(write, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"question": " "}, "'question' is empty"),
         ({"problem": 3}, "'problem' must be text; got number"),
         ({"question": "a", "answer": True}, "'answer' must be text; got true/false"),
         ({"question": "a", "answer": ["b", "c"]}, "'answer' must be text; got list"),
-        ({"question": "a", "response": ""}, "'response' is empty"),
         ({"question": "a", "response": TALK}, "'response' must be a text, or a list of one message of the assistant"),
         ({"messages": "a"}, "'messages' must be a list of messages: objects with role and content"),
         ({"messages": []}, "the messages of 'messages' must alternate between user and assistant.*; got none"),
@@ -151,10 +149,7 @@ def test_a_wrong_column_is_one_line(write, tmp_path, capsys, monkeypatch):
         ({"messages": [*TALK, *TALK[1:]]}, ".*; got user, assistant, assistant"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "message 1 of 'messages' has the role 'tool'; accepted: "),
         ({"messages": [{"role": ["user"], "content": "a"}]}, "message 1 of 'messages' has the role '.*'; accepted: "),
-        (
-            {"messages": [{"role": "user", "content": None}]},
-            "the content of message 1 .* must be text; got null",
-        ),
+        ({"messages": [{"role": "user", "content": None}]}, "the content of message 1 .* must be text; got null"),
     ],
 )
 def test_a_row_of_a_wrong_form_is_one_line(row, message):
@@ -322,3 +317,33 @@ def test_skipped_rows_have_a_reason(write, loaded):
     assert skipped() == [NO_ROOM, EMPTY]
     assert skipped(max_prompt=20) == ["with a prompt of more than 20 tokens", EMPTY]
     assert skipped(answers="model", max_tokens=50) == [NO_ROOM, NO_ROOM]
+
+
+def said(*texts):
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize(
+    ("row", "without"),
+    [
+        ({"question": "", "context": "cod 31", "response": "31"}, {"data", "model"}),
+        ({"text": "\n"}, {"data", "model"}),
+        ({"messages": said("cod?", " ", "bow?", "46")}, {"data", "model"}),
+        ({"messages": said("cod?", "")}, {"data"}),
+        ({"prompt": said("cod?"), "completion": "<think>\n"}, {"data"}),
+        ({"question": "cod?", "output": "\n"}, {"data"}),
+    ],
+    ids=str,
+)
+def test_a_row_with_blank_text_that_training_needs_is_left_out(row, without, write, chatting):
+    chatting.tokenizer.chat_template = "U: {{ messages[0]['content'] }} A: <think>\n"
+    for answers in ("data", "model"):
+        reasons, how = [], Collection(answers=answers, max_tokens=9)
+        assert len(list(read_questions(write(row), chatting, how, on_skip=reasons.append))) == 1 - len(reasons)
+        assert reasons == [EMPTY] * (answers in without)
+
+
+def test_a_file_of_blank_rows_is_refused(write, tmp_path, capsys):
+    data = write(*[{"question": "cod?", "output": ""}] * 3)
+    assert main(["train", "retention", "--data", str(data), "--out", str(tmp_path / "out")]) == 2
+    assert f"left out: 3 rows of --data (3 {EMPTY})" in capsys.readouterr().err

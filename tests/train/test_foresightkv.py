@@ -165,9 +165,9 @@ def naive_ranking(scorer, choices, margin):
 def test_the_loss_and_its_gradient_are_those_of_the_definition(margin):
     settings = dataclasses.replace(SETTINGS, batch=2, more=MORE | {"margin": margin})
     recipe = ForesightRecipe(build("llama"), settings, random_traces(3, answer=20), random_traces(1, seed=6))
-    drawn = torch.randint(0, 3, (2,), generator=torch.Generator().manual_seed(4)).tolist()  # of step 4
     wanted = [
-        naive_ranking(recipe.trained.scorer(), recipe.evictions.golden(recipe.traces[i]).choices, margin) for i in drawn
+        naive_ranking(recipe.trained.scorer(), recipe.evictions.golden(trace).choices, margin)
+        for trace in recipe.batch(4, slice(0, 2))
     ]
     torch.stack(wanted).mean().backward()
     slopes = {name: p.grad.clone() for name, p in recipe.parameters().items()}

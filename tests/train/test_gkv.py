@@ -107,8 +107,8 @@ def test_advantages():
 
 def test_batches_are_a_function_of_the_step_and_meet_every_item(loaded, asked):
     recipe = RLRecipe(loaded, settings(ROLL), *asked)
-    drawn = [recipe.drawn(step, 6) for step in range(3)]
-    assert drawn == [recipe.drawn(step, 6) for step in range(3)]
+    drawn = [recipe.draw(range(6), step) for step in range(3)]
+    assert drawn == [recipe.draw(range(6), step) for step in range(3)]
     flat = [item for batch in drawn for item in batch]
     assert sorted(flat[:6]) == sorted(flat[6:]) == [0, 1, 2, 3, 4, 5]
     assert flat[:6] != flat[6:]
@@ -255,7 +255,7 @@ def test_the_loss_of_distillation_is_that_of_its_definition(loaded, asked, answe
     whole, _ = recipe.loss(0, slice(0, 4))
     halves = [recipe.loss(0, slice(0, 2))[0].item(), recipe.loss(0, slice(2, 4))[0].item()]
     assert sum(halves) / 2 == pytest.approx(whole.item(), rel=1e-4)
-    batch = [answers[i] for i in recipe.drawn(0, len(answers))]
+    batch = recipe.draw(answers, 0)
     divergences = []
     for answered in recipe.simulate(batch):
         part = Part([answered], loaded.device)
@@ -350,7 +350,7 @@ def test_an_answer_that_a_batch_has_twice_counts_twice(loaded, asked, answers, m
     recipe = DistillRecipe(loaded, settings(MORE | {"budget": 48, "micro": 1}), answers, asked[1])
 
     def loss(*drawn):
-        monkeypatch.setattr(recipe, "drawn", lambda step, count: list(drawn))
+        monkeypatch.setattr(recipe, "draw", lambda items, step: [items[i] for i in drawn])
         return recipe.loss(0, slice(0, len(drawn)))[0].item()
 
     n = [len(answers[i].answer) for i in (0, 1)]

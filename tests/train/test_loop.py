@@ -20,6 +20,7 @@ from kvbench.engine.model.weights import Base, load_weights
 from kvbench.errors import RunInUseError, SetupError, UserError
 from kvbench.eviction.api import Weights
 from kvbench.sources.model_files import CHECKPOINT
+from kvbench.train import checkpoint
 from kvbench.train.lock import LOCK
 from kvbench.train.loop import HELD_OUT, LOG, rate, train
 
@@ -150,6 +151,19 @@ def test_another_training_in_the_folder_is_refused(tmp_path: Path):
     (tmp_path / CHECKPOINT).write_bytes(b"x" * 40)
     with pytest.raises(SetupError, match="cannot be used"):
         train(Line(SETTINGS), tmp_path, base=Base(name="toy", config=CONFIG))
+
+
+def test_a_checkpoint_without_a_version_has_the_first(tmp_path: Path, monkeypatch):
+    train(Line(SETTINGS), tmp_path, base=Base(name="toy", config=CONFIG))
+    state_of = checkpoint.state_of
+    monkeypatch.setattr(
+        checkpoint, "state_of", lambda path: {k: v for k, v in state_of(path).items() if k != "recipe_version"}
+    )
+    train(Line(SETTINGS), tmp_path, base=Base(name="toy", config=CONFIG))
+    newer = Line(SETTINGS)
+    newer.version = 2
+    with pytest.raises(UserError, match=r"other settings: recipe_version 1, now 2\."):
+        train(newer, tmp_path, base=Base(name="toy", config=CONFIG))
 
 
 def test_a_loss_that_is_no_number_stops_at_once(tmp_path: Path):

@@ -21,8 +21,11 @@ from kvbench.train.rehearsal import Parts, Segment
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "training"
 _OWN_CACHE = {"max_prompt": 40, "max_tokens": 200, "budget": 64, "interval": 64}
+_EXPERTS = {"kind": transformers.Qwen3MoeConfig, "num_experts": 8, "num_experts_per_tok": 2}
+_EXPERTS |= {"moe_intermediate_size": 128}
 CASES = {
     "lookaheadkv": ("lookaheadkv", {"max_prompt": 300, "max_tokens": 60}),
+    "lookaheadkv experts": ("lookaheadkv", {"max_prompt": 300, "max_tokens": 60}),
     "duo": ("duo", {"tokens": 300, "sinks": 8, "recent": 32}),
     "trimkv": ("trimkv", {"max_prompt": 40, "max_tokens": 200, "budget": 64, "interval": 64}),
     "gkv-distill": ("gkv-distill", _OWN_CACHE),
@@ -33,13 +36,21 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_the_plan_counts_what_the_allocator_measures(case):
     name, changes = CASES[case]
-    planned = training_memory.plan(name, training_memory.config(4, vocab_size=1024), **changes)
+    sizes = {"vocab_size": 1024} | (_EXPERTS if "experts" in case else {})
+    planned = training_memory.plan(name, training_memory.config(4, **sizes), **changes)
     assert not planned.uncounted
     counted = {phase.name: phase.bytes for phase in planned.phases}
     measured = training_memory.measured(planned)
     assert STEP in measured
     for phase, size in measured.items():
         assert counted[phase] == pytest.approx(size, rel=0.1), phase
+
+
+def test_the_steps_of_a_model_that_loops_over_its_experts_are_not_counted():
+    sizes = {"intermediate_size": 64, "moe_num_experts": 4, "moe_topk": 2}
+    planned = training_memory.plan("duo", training_memory.config(2, transformers.AriaTextConfig, **sizes), tokens=100)
+    assert "one expert after another" in planned.uncounted
+    assert planned.fits is None
 
 
 _SMALL = {"max_prompt": 40, "max_tokens": 60, "truncate": 0, "tokens": 100, "batch": 2, "samples": 2, "seed": 0}
@@ -56,6 +67,14 @@ def test_the_steps_of_every_recipe_are_counted_for_a_gpu(name, monkeypatch):
     assert plan.uncounted == ""
     assert plan.fits
     assert STEP in [phase.name for phase in plan.phases]
+    texts = 4 if name == "gkv-rl" else 2  # 2 questions with 2 answers each
+    before = {"duo": 0, "gkv-rl": 0, "gkv-distill": 2 * 60}.get(name, (2 + 2) * 60)  # also of held-out questions
+    assert plan.tokens == {
+        "step": texts * 100,
+        "all_steps": settings["steps"] * texts * 100,
+        "generated_before": before,
+        "generated_in_steps": settings["steps"] * texts * 60 if name == "gkv-rl" else 0,
+    }
 
 
 def test_answers_to_held_out_questions_are_as_long_as_max_tokens():
@@ -96,6 +115,7 @@ def test_the_command_plans_without_weights_and_says_what_fits(folder, capsys):
     text, held = dry_run(folder, "80GB", capsys, "off")
     assert text.endswith("fits into 80.00 GB.")
     assert held["fits"]
+    assert held["tokens"]["step"] == 2 * 8 * 240
     recomputed = dry_run(folder, "80GB", capsys, "on")[1]["peak_bytes"]
     assert recomputed < held["peak_bytes"]
 

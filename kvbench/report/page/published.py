@@ -55,7 +55,7 @@ def _matches(scored: Scored) -> Iterator[Line]:
             row = printed.row
             value = f"{printed.value * 100:g} {row.unit}, {row.metric} ({row.method})"
             own = estimated(cell.score)
-            yield Line(scored.title, cell.method, named(cell.budget), own, value, printed.source, row.notes)
+            yield Line(scored.title, cell.method, named(cell.budget), own, value, printed.source, printed.notes)
 
 
 def _values(scored: Scored, column: str) -> set[Any]:

@@ -30,7 +30,7 @@ from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import SetupError
 from kvbench.train.forward import ROWS, in_blocks
 from kvbench.train.head_data import Example
-from kvbench.train.recipe import TRAIN_SHORTER, Recipe, Settings, check_least, draw_batch, with_gradient
+from kvbench.train.recipe import TRAIN_SHORTER, Recipe, Settings, check_least, with_gradient
 from kvbench.train.sparse_pass import recomputed, recomputes
 
 
@@ -38,6 +38,7 @@ class DuoRecipe(Recipe):
     """Trains the mixing weights alpha on retrieval problems."""
 
     name, kind, figure = "duo", "duo", "loss"
+    version = 2  # version 1 drew batches with replacement
 
     def __init__(
         self, loaded: LoadedModel, settings: Settings, examples: Sequence[Example], held_out: Sequence[Example]
@@ -83,7 +84,7 @@ class DuoRecipe(Recipe):
         self.alpha.clamp_(0, 1)
 
     def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
-        batch = draw_batch(self.examples, self.settings, step)[share]
+        batch = self.draw(self.examples, step)[share]
         deviation = torch.stack([self._deviation(example, self.alpha) for example in batch]).mean()
         size = self.alpha.abs().mean()
         return deviation + self.reg * size, {"deviation": float(deviation.detach()), "alpha": float(size.detach())}

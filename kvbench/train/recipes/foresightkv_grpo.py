@@ -43,7 +43,7 @@ from kvbench.registry import methods
 from kvbench.train.foresight_scorer import MEASURED, Moments, ScorerRecipe, TrainedScorer
 from kvbench.train.foresight_states import Take, TraceReading, ignore
 from kvbench.train.policy_gradient import PolicyGradient
-from kvbench.train.recipe import check_choices, check_least, draw_batch
+from kvbench.train.recipe import check_choices, check_least
 from kvbench.train.traces import Trace
 
 REWARDS = ("squared", "large", "low", "high", "all")
@@ -85,7 +85,7 @@ class PolicyRecipe(ScorerRecipe):
 
     def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
         first = 1 + self.settings.batch * step
-        drawn = list(enumerate(draw_batch(self.traces, self.settings, step), start=first))[share]
+        drawn = list(enumerate(self.draw(self.traces, step), start=first))[share]
         losses, rewards, divergences, more = [], [], [], self.settings.more
         for number, trace in drawn:
             policy = PolicyGradient(self.trained.scorer(), self.before, more["group"], more["clip"])

@@ -72,7 +72,7 @@ class DistillRecipe(SparseRecipe):
         return [each] if whole else []
 
     def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
-        batch = [self.traces[i] for i in self.drawn(step, len(self.traces))]
+        batch = self.draw(self.traces, step)
         mine = batch[share]
         # The losses of the processes are averaged; with this divisor, they average to the mean over the batch's tokens.
         tokens = sum(len(t.answer) for t in batch) * len(mine) / len(batch)

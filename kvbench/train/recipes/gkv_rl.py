@@ -136,8 +136,8 @@ class RLRecipe(SparseRecipe):
         """Sample G answers to each question in `share` of a step's batch. Afterwards `lifetimes` holds the evictions of
         these answers only."""
         self.lifetimes.clear()
-        drawn = self.drawn(step, len(self.questions))[share]
-        return self._answers([self.questions[i] for i in drawn], step, share.start, self.lifetimes)
+        drawn = self.draw(self.questions, step)[share]
+        return self._answers(drawn, step, share.start, self.lifetimes)
 
     def _answers(
         self, questions: Sequence[Question], number: int, first: int = 0, log: KeptLog | None = None

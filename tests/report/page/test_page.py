@@ -307,7 +307,7 @@ def test_every_published_score_of_a_cell_is_shown(
     make_run: Callable, rows: Callable, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [field.name for field in fields(Published)]
-    lines = [f"{paper},Table 1,Qwen3-4B,ForesightKV,AIME24,1024,pass@1,50,%,a note" for paper in ("one", "two")]
+    lines = [f"{paper},Table 1,Qwen3-4B,ForesightKV,AIME24,1024,pass@1,50,%,a note," for paper in ("one", "two")]
     printed = [Published(**dict(zip(names, line.split(","), strict=True))) for line in lines]
     monkeypatch.setattr(papers, "published", lambda: printed)
     monkeypatch.setattr(papers, "every", papers.every.__wrapped__)  # without the cache
@@ -334,7 +334,7 @@ def test_without_vl_convert_the_page_names_the_installation(
 
 def test_unfinished_runs_are_named(make_run: Callable, rows: Callable, page: Page) -> None:
     run = make_run("half", rows("gkv", 48, [1.0, 0.0]), planned=10)
-    assert "Run half is not finished: 2 of 10 rows." in page(run)
+    assert "Run half is not finished (2 of 10 rows)." in page(run)
 
 
 def test_write_replaces_a_page_and_refuses_a_folder(run: Path, tmp_path: Path) -> None:
