@@ -46,8 +46,9 @@ def print_tables(results: Sequence[Measured], baselines: tuple[str, ...]) -> Non
         base = next((r.warm.rate for r in rows if r.system in baselines[:1] and r.warm), None)
         print(_title(load))
         _table("speed", SPEED, [(r, _speed(r, base)) for r in rows])
-        for r in (r for r in rows if r.failure):
-            print(f"{r.system}: {terminal.clean(r.failure or '')}")
+        for r in rows:
+            if why := r.failure or r.notice:
+                print(f"{r.system}: {terminal.clean(why)}")
         _stretches([r for r in rows if r.warm and r.warm.costs])
         evicted = [(r, _evictions(r.evictions)) for r in rows if r.evictions and r.evictions.count]
         _table("evicting", EVICTIONS, evicted)

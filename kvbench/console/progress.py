@@ -75,10 +75,12 @@ class Progress:
         self._draw()
 
     def begin(self, total: int, done: int) -> None:
-        """Start the display for a run of `total` rows, of which `done` are finished already."""
+        """Start the display for a run, or for one part of a command's work, with `total` rows, of which `done` are
+        finished already."""
         self._total, self._done, self._already, self._preparing = total, done, done, ""
         self._started = self._tokens_at = self._clock()
-        self._next_plain = self._started + PLAIN_SECONDS
+        # A command with many short parts calls `begin` for each of them, and must not become silent by that.
+        self._next_plain = self._next_plain or self._started + PLAIN_SECONDS
         if self._live is None and not self._silent and self._stream.isatty():
             from rich.console import Console
             from rich.live import Live

@@ -21,9 +21,10 @@ from typing import Any
 
 import torch
 
+from kvbench.config import plugins
 from kvbench.config.run_config import Cell, MethodChoice, RunConfig
 from kvbench.engine.model.load import LoadedModel
-from kvbench.errors import MethodError, SetupError, UserError, quote
+from kvbench.errors import SetupError, UserError, quote
 from kvbench.replay.choices import budget_of
 from kvbench.replay.reader import Listener, TraceReader
 from kvbench.replay.traces import ForcedTrace, Notice, read_trace
@@ -77,8 +78,12 @@ class Recorder:
             trace = read_trace(row, prompt, work, self.loaded.tokenizer, self.loaded.context, self.config.seed)
             try:
                 found += self._read(row, trace, longest)
-            except (UserError, SetupError, MethodError) as error:
+            except (UserError, SetupError) as error:
                 self.say(f"{label}: not recorded: {error}")
+            except Exception as error:
+                if (fault := plugins.failure(error)) is None:
+                    raise
+                self.say(f"{label}: not recorded: {fault}.")
             self.on_read(label, 1, 0 if trace is None else len(trace.answer))
         return found
 

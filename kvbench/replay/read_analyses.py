@@ -58,11 +58,12 @@ def read(
             reader.read(batch, _Windows(batch, [places[id(t)] for t in batch], looking))
             on_read("full", len(batch), sum(len(t.answer) for t in batch))
     lengths = {"interval": study.interval, "max_tokens": max_tokens}
-    for c, evicting, part, future in readings(loaded, study.traces, chosen if watching else (), **lengths):
-        holdings = _Holdings(part, c, evicting, [places[id(t)] for t in part.traces], watching)
-        evicting.read(part.traces, holdings, future)
-        holdings.tell(None)
-        on_read(c.label, len(part.traces), sum(len(t.answer) for t in part.traces))
+    for _, batch_readings in readings(loaded, study.traces, chosen if watching else (), **lengths):
+        for c, evicting, part, future in batch_readings:
+            holdings = _Holdings(part, c, evicting, [places[id(t)] for t in part.traces], watching)
+            evicting.read(part.traces, holdings, future)
+            holdings.tell(None)
+            on_read(c.label, len(part.traces), sum(len(t.answer) for t in part.traces))
 
 
 def _narrow(traces: Sequence[ForcedTrace], loaded: LoadedModel) -> Iterator[list[ForcedTrace]]:

@@ -11,7 +11,7 @@ also has n Hq D numbers for the outputs of attention (Hq query heads of dimensio
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -191,28 +191,38 @@ def read_future(
     return record.future()
 
 
+Reading = tuple[Chosen, TraceReader, Reference, dict[str, torch.Tensor]]
+
+
 def readings(
     loaded: LoadedModel, traces: Sequence[ForcedTrace], chosen: Sequence[Chosen], *, interval: int, max_tokens: int
-) -> Iterator[tuple[Chosen, TraceReader, Reference, dict[str, torch.Tensor]]]:
-    """Read each batch of traces with the full cache, and yield what the caller needs to read it under eviction.
+) -> Iterator[tuple[list[ForcedTrace], Iterator[Reading]]]:
+    """Yield each batch of traces with what the caller needs to read it under eviction. The batch is read with the full
+    cache when the caller begins to iterate over these readings.
 
-    For each batch, there is one tuple for each method and budget. It has the method and budget, a reader for them, the
-    record of the batch with the full cache, and the weights that an oracle needs ({} for other methods). A method with
-    probes gets one tuple for each trace of the batch, with the record of this trace.
+    There is one reading for each method and budget. It has the method and budget, a reader for them, the record of the
+    batch with the full cache, and the weights that an oracle needs ({} for other methods). A method with probes gets
+    one reading for each trace of the batch, with the record of this trace.
     """
     full = TraceReader.of(loaded, FULL, interval=interval, max_tokens=max_tokens)
     readers = {c: TraceReader.of(loaded, c, interval=interval, max_tokens=max_tokens) for c in chosen}
-    extreme = any(reader.within == "max" for reader in readers.values())
     for batch in batches(traces, loaded, interval) if chosen else ():
-        with torch.inference_mode():
-            reference = read_full(full, batch, extreme=extreme)
-            future = reference.future()
-        for c, reader in readers.items():
-            if reader.together:
-                yield c, reader, reference, future if reader.within else {}
-            else:
-                for one in map(reference.pick, range(len(batch))):
-                    yield c, reader, one, one.future() if reader.within else {}
+        yield batch, _readings_of(batch, full, readers)
+
+
+def _readings_of(
+    batch: Sequence[ForcedTrace], full: TraceReader, readers: Mapping[Chosen, TraceReader]
+) -> Iterator[Reading]:
+    extreme = any(reader.within == "max" for reader in readers.values())
+    with torch.inference_mode():
+        reference = read_full(full, batch, extreme=extreme)
+        future = reference.future()
+    for c, reader in readers.items():
+        if reader.together:
+            yield c, reader, reference, future if reader.within else {}
+        else:
+            for one in map(reference.pick, range(len(batch))):
+                yield c, reader, one, one.future() if reader.within else {}
 
 
 def batches(traces: Sequence[ForcedTrace], loaded: LoadedModel, interval: int) -> Iterator[list[ForcedTrace]]:

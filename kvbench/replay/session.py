@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from kvbench.config.run_config import RunConfig
 from kvbench.console import terminal
@@ -17,11 +20,15 @@ from kvbench.replay.batches import Result
 from kvbench.replay.batches import replay as compare
 from kvbench.replay.choices import Chosen, LeftOut, Target, plan
 from kvbench.replay.correctness import check_scorable, own_ratios, scored, stored_scores
+from kvbench.replay.parts import Parts
 from kvbench.replay.read_analyses import read
 from kvbench.replay.traces import ForcedTrace, answer_with_full_cache, stored_answers
 from kvbench.replay.work import Readings, Work
+from kvbench.runner import env, same_run
+from kvbench.runner.cell import MethodState
 from kvbench.runner.inputs import Inputs
 from kvbench.runner.workload import TaskWork
+from kvbench.sources import models
 
 Plans = dict[str, dict[int, list[Chosen]]]  # task -> interval -> methods and budgets
 
@@ -45,10 +52,13 @@ class Session:
         self.results: list[Result] = []
         self.rows: dict[type[Analysis], list[Row]] = {kind: [] for kind in work.kinds}
         self.left_out: list[LeftOut] = []
+        self.parts = Parts()
 
     def run(self) -> None:
         """Read the answers of every task with every chosen method, and store the results in this object."""
         loaded, plans = self._load()
+        if self.work.out is not None:
+            self.parts = Parts(self.work.out, self._settings(loaded, plans))
         for name, task in self.works.items():
             traces = self._traces(name, task, loaded)
             self.progress.end()
@@ -63,8 +73,18 @@ class Session:
                 if self.work.kinds:
                     self._analyse(name, task, traces, loaded, interval, chosen)
                 else:
-                    lengths = {"interval": interval, "max_tokens": self.longest[name]}
-                    self.results.append(compare(loaded, name, traces, chosen, **lengths, on_read=self.progress.next))
+                    result = compare(
+                        loaded,
+                        name,
+                        traces,
+                        chosen,
+                        interval=interval,
+                        max_tokens=self.longest[name],
+                        on_read=self.progress.next,
+                        parts=self.parts,
+                        on_kept=self.progress.skip,
+                    )
+                    self.results.append(result)
                 self.progress.end()
 
     def _load(self) -> tuple[LoadedModel, Plans]:
@@ -80,6 +100,23 @@ class Session:
         use_threads(shape, pick_device(config.device))
         loaded = early or load_model()
         return loaded, self._plans(replace(target, fingerprint=loaded.fingerprint))
+
+    def _settings(self, loaded: LoadedModel, plans: Plans) -> dict[str, Any]:
+        """Return everything on which all answers and figures of this replay depend, as a JSON value."""
+        config, inputs = self.config, self.inputs
+        choices = dict.fromkeys(c.method for of in plans.values() for chosen in of.values() for c in chosen)
+        states = {choice: MethodState.of(choice, inputs.config, inputs.info) for choice in choices}
+        return {
+            "config": config.to_dict(),
+            "tasks": inputs.tasks(),
+            **same_run.model_record(config, models.state(inputs.info), inputs.adapter),
+            **same_run.method_record(states),
+            "dtype": str(loaded.dtype),
+            "device": env.device_name(loaded.device),
+            "threads": torch.get_num_threads(),
+            "versions": env.versions(),
+            "git": env.git_commit(),
+        }
 
     def _plans(self, target: Target) -> Plans:
         """Return the methods and budgets to replay, from all grids of the configuration, and store the methods that
@@ -105,7 +142,7 @@ class Session:
             prompts = [p for p in task.prompts if sample in (None, p.doc_id)]
             self.progress.task(f"{name}, answering", len(prompts), "answers")
             asked = replace(task, prompts=prompts)
-            return answer_with_full_cache(asked, loaded, seed, terminal.warning, self.progress.next)
+            return answer_with_full_cache(asked, loaded, seed, terminal.warning, self.progress.next, self.parts)
         traces = stored_answers(self.folder, task, loaded.tokenizer, self.inputs.context, seed, terminal.warning)
         return [t for t in traces if sample in (None, t.request.doc_id)][: self.work.most]
 

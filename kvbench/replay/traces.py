@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from kvbench import registry
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.load import LoadedModel
@@ -19,6 +21,7 @@ from kvbench.engine.model.shape import shape_of_model
 from kvbench.engine.plan import measure, plan_cell
 from kvbench.errors import UserError, quote
 from kvbench.records import Request, Sampling
+from kvbench.replay.parts import Parts
 from kvbench.runner.prompt import Prompt
 from kvbench.runner.workload import TaskWork
 from kvbench.store import read_rows, read_texts
@@ -55,12 +58,14 @@ def answer_with_full_cache(
     seed: int,
     say: Notice,
     on_read: Callable[[str, int, int], None] = lambda text, traces, tokens: None,
+    parts: Parts | None = None,
 ) -> list[ForcedTrace]:
     """Let the model answer every question of a task once. Return the answers in the order of the questions.
 
     The task's sampling settings apply. Questions that are too long and answers that failed are left out. say: called
     with a message about what is left out. on_read: called after each answer with "", 1, and the number of its tokens.
-    Raises UserError if no question fits the model's context.
+    parts: has the answers if an earlier command finished them. Raises UserError if no question fits the model's
+    context.
     """
     prompts = {p.doc_id: p for p in work.prompts if p.ids and p.max_tokens <= loaded.context}
     if not prompts:
@@ -68,24 +73,45 @@ def answer_with_full_cache(
             f"no question of task {quote(work.task.name)} fits, together with its answer, into the model's context of "
             f"{loaded.context} tokens. Choose another task, or shorter answers with --max-new-tokens."
         )
-    batches: dict[Sampling, list[Request]] = {}
-    for prompt in prompts.values():
-        batches.setdefault(Sampling.of(prompt.spec), []).append(_request(work, prompt, seed, 0))
-    engine = _engine(loaded, list(prompts.values()))
-    traces: dict[str, ForcedTrace] = {}
-    for batch in batches.values():
-        for answer in engine.generate(batch):
-            name = answer.request.doc_id
-            on_read("", 1, len(answer.token_ids))
-            if answer.status == "ok" and answer.token_ids:
-                forced = replace(answer.request, forced=answer.token_ids)
-                traces[name] = ForcedTrace(request=forced, cluster=prompts[name].doc.cluster)
+    parts, what = parts or Parts(), {"task": work.task.name, "prompts": [[n, p.sha256] for n, p in prompts.items()]}
+    requests = {name: _request(work, prompt, seed, 0) for name, prompt in prompts.items()}
+    if (kept := parts.read(what)) is None:
+        answers = _generate(loaded, list(prompts.values()), list(requests.values()), on_read)
+        parts.write(what, {str(i): np.array(answers.get(name, ())) for i, name in enumerate(prompts)})
+    else:
+        answers = {name: tuple(kept[str(i)].tolist()) for i, name in enumerate(prompts)}
+    traces = {
+        name: ForcedTrace(request=replace(requests[name], forced=ids), cluster=prompts[name].doc.cluster)
+        for name, ids in answers.items()
+        if ids
+    }
     if missing := len(work.prompts) - len(traces):
         say(
             f"task {quote(work.task.name)}: {missing} of {len(work.prompts)} questions have no answer to "
             "replay (too long, or failed)."
         )
     return [traces[name] for name in prompts if name in traces]
+
+
+def _generate(
+    loaded: LoadedModel,
+    prompts: Sequence[Prompt],
+    requests: Sequence[Request],
+    on_read: Callable[[str, int, int], None],
+) -> dict[str, tuple[int, ...]]:
+    """Return the tokens of the answers to the requests, by question; failed answers are missing. prompts: those of the
+    requests. on_read: see `answer_with_full_cache`."""
+    batches: dict[Sampling, list[Request]] = {}
+    for request in requests:
+        batches.setdefault(request.sampling, []).append(request)
+    engine = _engine(loaded, prompts)
+    answers: dict[str, tuple[int, ...]] = {}
+    for batch in batches.values():
+        for answer in engine.generate(batch):
+            on_read("", 1, len(answer.token_ids))
+            if answer.status == "ok":
+                answers[answer.request.doc_id] = tuple(answer.token_ids)
+    return answers
 
 
 def _engine(loaded: LoadedModel, prompts: Sequence[Prompt]) -> Engine:
@@ -110,13 +136,20 @@ def _engine(loaded: LoadedModel, prompts: Sequence[Prompt]) -> Engine:
 
 
 def stored_answers(
-    folder: Path, work: TaskWork, tokenizer: Any, context: int, seed: int, say: Notice
+    folder: Path,
+    work: TaskWork,
+    tokenizer: Any,
+    context: int,
+    seed: int,
+    say: Notice,
+    *,
+    cure: str = "Give --run a run of the method full on this task.",
 ) -> list[ForcedTrace]:
     """Return the answers that a run generated with the full cache, as traces.
 
     The answers are the stored texts, tokenised again. They lack the end token, because stored texts lack it. Leaves out
-    the answers for which `read_trace` returns None. say: called with a message about what is left out. Raises UserError
-    if no answer to this task remains.
+    the answers for which `read_trace` returns None. say: called with a message about what is left out. cure: the remedy
+    in the error if no answer to this task remains. Raises UserError in this case.
     """
     rows = read_rows(folder).merge(read_texts(folder), on="row_key")
     rows = rows[(rows["task"] == work.task.name) & (rows["method"] == "full") & (rows["status"] == "ok")]
@@ -133,7 +166,7 @@ def stored_answers(
     if not traces:
         raise UserError(
             f"run {quote(folder)} has no answers with the full cache to {quote(work.task.name)} that replay can read. "
-            "Give --run a run of the method full on this task."
+            f"{cure}"
         )
     return traces
 

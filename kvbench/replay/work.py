@@ -6,11 +6,12 @@ This module does not import torch, because the settings are checked before torch
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from kvbench.config.run_config import MethodChoice, RunConfig
 from kvbench.config.settings import DEFAULTS
 from kvbench.console.progress import Progress
-from kvbench.errors import UserError, quote
+from kvbench.errors import UserError, bare, quote
 from kvbench.replay.analyses.api import Analysis, AttentionAnalysis
 
 
@@ -23,6 +24,7 @@ class Work:
     most: int | None  # most answers per task to take from the run; None: all
     kinds: list[type[Analysis]]  # analyses to make; empty: compare methods instead
     sample: str | None  # id of the only question to read; None: all questions
+    out: Path | None = None  # folder for the tables and, until they are written, for what is finished
 
     @property
     def attention(self) -> bool:
@@ -61,9 +63,17 @@ class Readings(Progress):
 
     def next(self, text: str, traces: int, tokens: int) -> None:
         self._words += tokens
-        self.cell(text)
+        self._cell = bare(text)  # `cell` would draw the line before these figures are in it
         self.update(self._done + traces, self._words, kv_bytes_now=0, kv_bytes_peak=0)
 
+    def skip(self, traces: int) -> None:
+        """Count readings that an earlier command made; the time left does not depend on them."""
+        self._already += traces
+        self._done += traces
+
     def line(self) -> str:
-        parts = [f"{self._done}/{self._total} {self._unit}", self._name, self._cell, self._speed, self._left()]
+        # A mean over the task: answers of one batch end within microseconds, so the last rate would say nothing.
+        seconds = self._clock() - self._started
+        speed = f"{self._words / seconds:,.0f} tok/s" if self._words and seconds > 0 else ""
+        parts = [f"{self._done}/{self._total} {self._unit}", self._name, self._cell, speed, self._left()]
         return "  ".join(part for part in parts if part)

@@ -7,6 +7,7 @@ import io
 import pytest
 
 from kvbench.console.progress import Progress, size, step
+from kvbench.replay.work import Readings
 
 
 class Clock:
@@ -53,6 +54,20 @@ def test_preparations_are_told_before_there_are_rows(clock: Clock, monkeypatch: 
     clock.now = 30.0
     progress.cell("walk")
     assert stream.getvalue().splitlines() == ["loading the model", "0/4 rows  walk"]
+
+
+def test_a_replay_of_many_short_parts_is_not_silent(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KVBENCH_NO_PROGRESS", raising=False)
+    stream = io.StringIO()
+    progress = Readings(stream=stream, clock=clock)
+    progress.prepare("loading the model")
+    for _ in range(3):  # four seconds each
+        progress.task("walk", 2, "readings")
+        for method in ("golden 32", "gkv 32"):
+            clock.now += 2.0
+            progress.next(method, 1, 200)
+        progress.end()
+    assert stream.getvalue().splitlines() == ["1/2 readings  walk  golden 32  100 tok/s  0:02 left"]
 
 
 @pytest.mark.parametrize("way", ["quiet", "variable"])

@@ -24,7 +24,7 @@ from kvbench.engine.loop import Engine
 from kvbench.engine.prefill import PromptReader
 from kvbench.engine.state import Drawing, State
 from kvbench.engine.steps import DecodeSteps
-from kvbench.errors import MethodError, SetupError
+from kvbench.errors import SetupError
 from kvbench.records import Sampling
 from kvbench.runner.execute import execute
 from kvbench.store import read_run
@@ -241,7 +241,7 @@ def test_which_failures_are_of_memory_and_which_of_the_device():
     assert all(faults.out_of_memory(e) and not faults.device_failed(e) for e in memory)
     assert all(faults.device_failed(e) and not faults.out_of_memory(e) for e in device)
     assert not any(faults.device_failed(e) or faults.out_of_memory(e) for e in neither)
-    wrapped = MethodError("mine failed")
+    wrapped = SetupError("mine failed")
     wrapped.__cause__ = CUDA
     assert faults.out_of_memory(wrapped)
 

@@ -155,6 +155,11 @@ OTHERS = {  # a command -> a function in it, what the line says, the signal
         AGAIN,
         HUP,
     ),
+    "replay --method gkv --budget 32 --task walk/orbit-100 --out R": (
+        "kvbench.replay.session:answer_with_full_cache",
+        "interrupted: what was finished is in 'R'; the same command continues from there.",
+        TERM,
+    ),
     "train lookaheadkv --out T": ("kvbench.train.prepare:prepare", "interrupted: answers and the last checkpoint", INT),
     "bench --sequences 1 --new-tokens 50": ("kvbench.runner.bench.systems:EngineSystem.run", AGAIN, TERM),
     "audit gkv": ("kvbench.audit.invariants.checks:audit", AGAIN, INT),

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
+from support.commands import Command, Tell
 from support.hostile_run import edit
 
 from kvbench import tiny
+from kvbench.replay.parts import Parts
 
 SMALL = "--task walk/orbit-100 --limit 3 --interval 16"
 SESSION = {
@@ -148,6 +154,37 @@ def test_refusals_are_one_line(session, case):
     assert len(errors) == 1
     assert REFUSED[case][1] in errors[0]
     assert found.out == ""
+
+
+def test_a_killed_replay_continues_and_writes_the_same_tables(folder):
+    """It is killed after the answers and two of its batches; batches that were finished are not read again."""
+    line = "replay --method gkv,kvzip --budget 32 --task walk/orbit-100,chain --limit 4 --interval 16 -q --out "
+
+    def watched(most: int | None) -> Callable[[Tell], None]:
+        def before(tell: Tell) -> None:
+            write, count = Parts.write, itertools.count(1)
+
+            def writing(*arguments: Any) -> None:
+                write(*arguments)
+                tell("written")
+                if next(count) == most:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            Parts.write = writing
+
+        return before
+
+    whole, killed = (Command(line + name, cwd=folder, before=watched(n)) for name, n in (("whole", None), ("part", 3)))
+    every = len(list(whole.events()))
+    assert (whole.end().code, killed.end().code) == (0, -signal.SIGKILL)
+    assert len(list((folder / "part" / "unfinished").iterdir())) == 3
+    again = Command(line + "part", cwd=folder, before=watched(None))
+    assert len(list(again.events())) == every - 3
+    assert again.end().code == 0
+    names = ["heads.parquet", "replay.csv", "traces.parquet"]
+    assert sorted(p.name for p in (folder / "part").iterdir()) == sorted([*names, "replay.json"])
+    for name in names:
+        assert (folder / "part" / name).read_bytes() == (folder / "whole" / name).read_bytes()
 
 
 def test_answers_of_another_model_or_other_data_are_not_read(folder, calls):

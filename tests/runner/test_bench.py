@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 
+from kvbench.cli.bench_tables import print_tables
 from kvbench.cli.commands.bench import bench as command
 from kvbench.config.run_config import MethodChoice
 from kvbench.console import faults
@@ -208,11 +209,29 @@ def test_evictions_are_counted_and_timed(loaded):
     setting = replace(SMALL, members=(FULL, TOVA._replace(budget=20)), baselines=())
     full, tova = Contest(setting, loaded, print, MACHINE).rows(LOAD)
     assert (full.evictions.count, full.evictions.each) == (0, None)
+    assert full.notice is tova.notice is None
     timing = EngineSystem(setting, loaded, setting.members[1]).run(setting.ids(16, 2), 24)
     assert tova.evictions.count == timing.usages[0].evictions
     assert tova.evictions.count == 2  # the answer ends before the third
     assert tova.evictions.each == tova.evictions.seconds / 2 > 0
     assert 0 < tova.evictions.share < 1
+
+
+def test_a_method_that_evicts_nothing_says_so(loaded, capsys):
+    """16 + 24 tokens stay below the budget."""
+    kvzap = MethodChoice(name="kvzap", options=(("strategy", "threshold"), ("threshold", -99.0)))
+    members = FULL, TOVA, Member(MethodChoice(name="snapkv"), 48), Member(kvzap, None)
+    setting = replace(SMALL, members=members, baselines=())
+    results = list(Contest(setting, loaded, print, MACHINE).rows(LOAD))
+    print_tables(results, ())
+    told = [line for line in capsys.readouterr().out.splitlines() if "nothing was evicted" in line]
+    rows = as_json(setting, results)["rows"]
+    assert told == [f"{row['system']}: {row['notice']}" for row in rows if row["system"] != "full"]
+    assert [line.rpartition("Give ")[2] for line in told] == [
+        "more --new-tokens or a smaller --budget.",
+        "a longer --prompt or a smaller --budget.",
+        "a longer --prompt or other values of --method-opt.",
+    ]
 
 
 def test_a_program_is_compiled_before_the_clock_starts(loaded, monkeypatch):

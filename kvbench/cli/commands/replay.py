@@ -24,7 +24,7 @@ from kvbench.config.parsers import parse, split
 from kvbench.config.plugins import load_plugins
 from kvbench.config.run_config import RunConfig
 from kvbench.config.settings import PARSERS
-from kvbench.console import terminal
+from kvbench.console import signals, terminal
 from kvbench.console.problems import Problems
 from kvbench.console.redact import redact_argv
 from kvbench.errors import UserError, quote
@@ -36,6 +36,7 @@ from kvbench.report import plots
 from kvbench.sources import adapters, hub
 from kvbench.sources.models import TINY, describe
 from kvbench.sources.models import revision as revision_of
+from kvbench.store import check_out
 
 if TYPE_CHECKING:
     from kvbench.replay.choices import LeftOut
@@ -55,6 +56,7 @@ Analyses:
 """
 ALL = "all"
 LIMIT = "64"  # answers per task
+KEPT = "interrupted: what was finished is in {out}; the same command continues from there."
 
 OWN = (
     option(
@@ -80,7 +82,13 @@ OWN = (
         metavar="NAME",
     ),
     option("sample", Text, "With --analysis: only the answer to this question.", metavar="ID"),
-    option("out", Text, "Folder for tables (CSV, Parquet), figures and JSON.", metavar="DIR"),
+    option(
+        "out",
+        Text,
+        "Folder for tables (CSV, Parquet), figures and JSON. If a replay is interrupted, the same command continues "
+        "it there.",
+        metavar="DIR",
+    ),
 )
 OF_RUN = (
     *("budget", "task", "method_opt", "protect", "task_file", "chat_template", "model", "revision", "adapter"),
@@ -125,6 +133,7 @@ def replay(typed: Mapping[str, Any]) -> None:
         most=most,
         kinds=kinds,
         sample=typed["sample"],
+        out=None if out is None else Path(out),
     )
     if not alone:
         with problems.collect():
@@ -139,7 +148,8 @@ def replay(typed: Mapping[str, Any]) -> None:
         from kvbench.replay.output import LEGEND, show_analysis, show_published, show_result, write, write_analyses
         from kvbench.replay.published import beside
 
-        with hub.only(None if run is None else named(config, typed["task"])):
+        kept = signals.AGAIN if out is None else KEPT.format(out=quote(check_out(out)))
+        with hub.only(None if run is None else named(config, typed["task"])), signals.phase(lambda: kept):
             session = _work(config, asked, progress)
     finally:
         progress.end()
@@ -153,6 +163,7 @@ def replay(typed: Mapping[str, Any]) -> None:
         document = {"rows": rows, "published": printed} | document
     if out is not None:
         folder = write_analyses(out, found, document) if kinds else write(out, results, document)
+        session.parts.remove()
         terminal.note(f"tables are in {folder}.")
     if not quiet:
         for result in results:

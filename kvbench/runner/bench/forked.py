@@ -8,8 +8,9 @@ import multiprocessing
 from collections.abc import Callable
 from typing import TypeVar, cast
 
+from kvbench.config import plugins
 from kvbench.console import faults, signals
-from kvbench.errors import KVBenchError, SetupError
+from kvbench.errors import KVBenchError, PluginError, SetupError
 
 Result = TypeVar("Result")
 
@@ -26,10 +27,13 @@ def forked(work: Callable[[], Result]) -> Result:
         except KVBenchError as error:
             sender.send((None, error))
         except Exception as error:
-            if not faults.out_of_memory(error):
+            if faults.out_of_memory(error):
+                cure = "Use fewer --sequences, or a smaller --shape."
+                sender.send((None, SetupError(f"out of memory ({faults.first_line(error)}). {cure}")))
+            elif (fault := plugins.failure(error)) is not None:
+                sender.send((None, PluginError(fault)))
+            else:
                 raise
-            cure = "Use fewer --sequences, or a smaller --shape."
-            sender.send((None, SetupError(f"out of memory ({faults.first_line(error)}). {cure}")))
 
     process = context.Process(target=child)
     process.start()

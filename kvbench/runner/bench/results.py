@@ -12,6 +12,7 @@ import transformers
 
 from kvbench.engine.kernels.backends import Backend
 from kvbench.engine.model.load import pick_device
+from kvbench.eviction.api import Method
 from kvbench.runner.bench.attention import AttentionTime
 from kvbench.runner.bench.setting import Load, Setting
 from kvbench.runner.bench.stopwatch import Timing
@@ -87,6 +88,7 @@ class Measured:
     Attributes:
         load: the requested load; decoded: number of sequences decoded at once, 0 if not even one fitted into memory.
         failure: why the system has no figures: "out of memory" and the cause; None if it was measured.
+        notice: that the method evicted nothing, and how to make it evict; None if it evicted, or never evicts.
         fitting: how many sequences fit into memory according to the plan of a run; for a baseline, according to the
             plan for the method `full`.
         random_weights: whether the method's trained weights were replaced by random ones.
@@ -108,6 +110,7 @@ class Measured:
     fresh: Speed | None = None
     warm: Speed | None = None
     failure: str | None = None
+    notice: str | None = None
     random_weights: bool = False
     seconds: float | None = None
     first_seconds: float | None = None
@@ -168,6 +171,16 @@ def evictions(timings: Sequence[Timing]) -> Evictions:
         share=evicting / max(evicting + decoding, 1e-9),
         us=1e6 * evicting / sum(usage.output_tokens for usage in usages),
     )
+
+
+def nothing_evicted(method: Method, count: float) -> str | None:
+    """Return a notice that the method evicted nothing, with the options that make it evict; None if it evicted, or
+    never evicts. count: mean number of evictions per sequence."""
+    if count or not method.evicts:
+        return None
+    longer = "more --new-tokens" if method.decode_bounded else "a longer --prompt"
+    other = "a smaller --budget" if method.takes_budget else "other values of --method-opt"
+    return f"nothing was evicted, so these figures are those of a full cache. Give {longer} or {other}."
 
 
 def as_json(setting: Setting, results: Sequence[Measured]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from kvbench.engine.plan import Machine, measure, roofline
 from kvbench.runner.bench.attention import AttentionTime, fastest
 from kvbench.runner.bench.capacity import Capacity
 from kvbench.runner.bench.forked import forked
-from kvbench.runner.bench.results import Measured, evictions, speed
+from kvbench.runner.bench.results import Measured, evictions, nothing_evicted, speed
 from kvbench.runner.bench.setting import Load, Setting, build
 from kvbench.runner.bench.stopwatch import Timing
 from kvbench.runner.bench.systems import System, systems
@@ -213,8 +213,10 @@ class Contest:
         seen = load.prompt + load.new_tokens / 2
         most = roofline(shape, self.machine, geometry, decoded, own, seen, self.loaded.dtype)
         rates = [timing.decode_wall_rate for timing in timings if timing.decode_wall_rate is not None]
+        evicted = evictions(timings)
         return {
-            "evictions": evictions(timings),
+            "evictions": evicted,
+            "notice": nothing_evicted(method, evicted.count),
             "entries": entries,
             "kv_bytes": max(usage.kv_bytes_peak for usage in usages),
             "decoding": usages[-1].decoding,
