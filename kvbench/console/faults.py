@@ -1,7 +1,7 @@
 """Recognises when an exception of another library means that memory ran out or that a device failed.
 
 An exception is recognised by the name of its class and by its message, so that torch need not be imported. The chain of
-its causes (`__cause__`) is examined too, because the engine wraps exceptions of a method's code.
+its causes (`__cause__`) is examined too, because the exception may have been wrapped.
 """
 
 from __future__ import annotations

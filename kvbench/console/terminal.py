@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kvbench.console import streams
+from kvbench.console.grid import Grid
 from kvbench.errors import Interrupted, KVBenchError, bare
 
 if TYPE_CHECKING:
@@ -82,25 +83,22 @@ def console() -> Console:
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError
 
+        def print(self, *objects: Any, **how: Any) -> None:  # a table that does not fit is wider, not cut off
+            super().print(*objects, **{"crop": False, **how})
+
     width = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else WIDE
     made = Quiet(file=sys.stdout, width=width, highlight=False, emoji=False, markup=False)
     made.width = max(NARROW, made.width)
     return made
 
 
-def grid(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Any:
-    """Return an empty rich table with kvbench's layout: a rule below the column titles, two blanks between columns.
-    right: columns aligned at the right. whole: columns whose text is never broken into several lines."""
-    from rich import box
-    from rich.table import Table
-
-    line = "-" if ascii_only() else "─"
-    head = box.Box(f"    \n    \n {line}{line} \n    \n    \n    \n    \n    \n", ascii=line == "-")
-    table = Table(box=head, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+def grid(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Grid:
+    """Return an empty table with kvbench's layout. right: columns aligned at the right. whole: columns whose text is
+    never broken into several lines."""
+    made = Grid("-" if ascii_only() else "─")
     for column in columns:
-        justify: Any = "right" if column in right else "left"
-        table.add_column(column, justify=justify, overflow="fold", no_wrap=column in whole)
-    return table
+        made.add_column(column, right=column in right, whole=column in whole)
+    return made
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: tuple[str, ...] = ()) -> None:

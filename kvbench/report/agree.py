@@ -50,9 +50,9 @@ SAME = {
 # The value that the engine writes into a column for some questions, whatever the run's setting: if later turns have
 # images, every turn begins with an empty cache. Like a missing value, it counts as equal to every value.
 OF_QUESTION = {"multi_turn_cache": "reset (images)"}
-# Columns that may differ from question to question: a task may set the sampling of each question, and a long prompt
-# leaves less room for the answer.
-BY_QUESTION = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens")
+# Columns that may differ from question to question: a task may set the sampling and the thinking of each question, and
+# a long prompt leaves less room for the answer.
+BY_QUESTION = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens", "thinking")
 ARTEFACTS = "tables, drafts or plug-in"
 # Columns whose differences get a note below the table: (column, its name in the note, further columns). The values of
 # the column are compared only between rows that agree in the further columns.

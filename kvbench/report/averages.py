@@ -38,7 +38,7 @@ ABOUT = "Means over tasks. Their errors assume that the tasks are independent."
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AverageRow:
     """The averages of one method at one budget. `baseline`: the method with which `means` compares the averages.
-    `progress`: how far the unfinished runs behind these averages are, as in "412 of 960 rows"."""
+    `progress`: how far the unfinished cells behind these averages are, as in "3 of 16 rows"."""
 
     method: str
     budget: Budget | None

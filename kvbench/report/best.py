@@ -20,19 +20,24 @@ from kvbench.eviction.budget import named
 from kvbench.report import stats
 from kvbench.report.cells import ScoreCell
 
+UNTOLD = {"cannot tell": "floor or ceiling", "unknown": "too few questions"}  # verdicts that say nothing, and why
 PERMUTATIONS = 1_000  # random sign patterns per test; they estimate a p of 5% to within 0.7 percentage points
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
-    """The best methods of a task at one budget: a leader and its rivals. `told`: False if the verdict on every
-    comparison with the leader is "cannot tell": a tie at the floor, at the ceiling or with too few clusters
-    (`stats.judge`)."""
+    """The best methods of a task at one budget: a leader and its rivals. `untold`: the verdict on the comparisons with
+    the leader, if all have the verdict "cannot tell" or all have "unknown" (`stats.judge`); otherwise empty."""
 
     leader: ScoreCell
     rivals: list[ScoreCell]  # not significantly worse than the leader, in order of falling score
     compared: int  # number of methods compared with the leader
-    told: bool
+    untold: str
+
+    @property
+    def told(self) -> bool:
+        """Whether the comparisons with the leader say anything."""
+        return not self.untold
 
 
 def best_per_budget(
@@ -65,9 +70,10 @@ def _best(cells: Sequence[ScoreCell], scores: Sequence[list[list[float]]], clust
         stats.paired(scores[place], scores[first], clusters=clusters, permutations=PERMUTATIONS) for place in others
     ]
     judged = stats.judge(paired, floors=[cells[place].floor for place in others])
+    verdicts = {one.verdict for one in judged}
     return Best(
         leader=cells[first],
         rivals=[cells[place] for place, one in zip(others, judged, strict=True) if one.verdict != "worse"],
         compared=len(others),
-        told=any(one.verdict != "cannot tell" for one in judged),
+        untold=verdicts.pop() if len(verdicts) == 1 and verdicts <= {*UNTOLD} else "",
     )

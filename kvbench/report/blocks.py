@@ -180,7 +180,9 @@ def compared(paired: Paired) -> str:
 
 
 def verdict(judged: Judged) -> str:
-    """Format a verdict with its adjusted p, as in "worse p=0.012"."""
+    """Format a verdict with its adjusted p, as in "worse p=0.012"; "unknown" has no p, because nothing was tested."""
+    if judged.verdict == "unknown":
+        return judged.verdict
     return f"{judged.verdict} p<0.001" if judged.p < 0.001 else f"{judged.verdict} p={judged.p:.3f}"
 
 

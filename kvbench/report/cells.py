@@ -2,7 +2,7 @@
 and speed.
 
     for label, budget, part in cells_of(rows, shared):
-        make_cell(label, budget, part, scores, clusters, unfinished)
+        make_cell(label, budget, part, scores, clusters, progress)
 
 All numbers come from the rows alone. Scores are means over questions, whatever the number of their samples.
 """
@@ -20,7 +20,7 @@ from kvbench.errors import KVBenchError, SetupError, quote
 from kvbench.eviction import choose
 from kvbench.eviction.budget import Budget, label
 from kvbench.report import stats
-from kvbench.report.rows import RUN, Rows, Text, ranks
+from kvbench.report.rows import Rows, Text, ranks
 from kvbench.scoring.math import normalise_answer
 
 PASS_AT = (1, 2, 4, 8, 16, 32)
@@ -69,7 +69,7 @@ class ScoreCell:
     machine_load: float  # per core, mean over samples; NaN: not recorded
     roofline_share: float
     evict_share: float  # share of the seconds of decoding and evicting that evicting took
-    progress: str  # "412 of 960 rows" of an unfinished run; empty if all runs are finished
+    progress: str  # "3 of 16 rows" if an unfinished run lacks rows of this cell; otherwise empty
     against: Against | None = None
     # Score, bytes and speed divided by those of the full cache on the questions that both cells have, and the standard
     # deviation over batches of the ratio of speeds. Empty if the full cache was not run.
@@ -156,21 +156,20 @@ def make_cell(
     rows: Rows,
     by_question: dict[str, list[float]],
     clusters: Mapping[str, str],
-    unfinished: Mapping[str, str],
+    progress: str,
     *,
     votes: bool = True,
 ) -> ScoreCell:
     """Return the cell of these rows.
 
-    by_question: the samples' scores by question. clusters: the cluster of each question. unfinished: the progress of
-    each unfinished run, by the run's name. votes: whether the samples of a question can vote for an answer. They can if
-    answers are texts that several samples may share; they cannot if answers are programs or if a judge rates them.
+    by_question: the samples' scores by question. clusters: the cluster of each question. progress: see `ScoreCell`.
+    votes: whether the samples of a question can vote for an answer. They can if answers are texts that several samples
+    may share; they cannot if answers are programs or if a judge rates them.
     """
     status = rows.text("status")
     ok, unscored = rows.where(status.is_one_of("ok")), int(status.is_one_of("unscored").sum())
     answers = answered(rows)
     busy = _busy(answers)
-    runs = rows.text(RUN)
     return ScoreCell(
         method=method,
         budget=budget,
@@ -196,7 +195,7 @@ def make_cell(
         machine_load=mean(answers.number("machine_load")),
         roofline_share=mean(answers.number("roofline_share")),
         evict_share=float(_seconds(answers, "evict_seconds").sum() / busy) if busy > 0 else math.nan,
-        progress=", ".join(unfinished[runs.names[code]] for code in runs.present() if runs.names[code] in unfinished),
+        progress=progress,
     )
 
 

@@ -19,15 +19,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvbench.errors import KVBenchError, UserError, bare, quote
+from kvbench.errors import KVBenchError, UserError, bare, few, quote
 from kvbench.registry import did_you_mean
 from kvbench.report import agree
 from kvbench.report.agree import NOTED, SAME, Mixture
 from kvbench.report.cells import SCORES
 from kvbench.report.repeated import each_once
-from kvbench.report.rows import Rows
+from kvbench.report.rows import RUN, Rows
 from kvbench.report.scoring import Scoring
 from kvbench.store import list_runs, manifest, read_columns, read_run
+from kvbench.store.cells import CELL, UnfinishedCell, cell_hash
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,6 +44,7 @@ COLUMNS = (
     *("machine_load", "kept_text", "kept_images"),
     *(column for column, _, _ in NOTED),
 )
+MOST = 12  # cells without rows that a line lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ class Group:
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """The rows of all runs in comparable groups. `unfinished`: the progress of each unfinished run by its name, as in
-    "412 of 960 rows". `unread`: the names of the runs that were left out because they cannot be read.
+    "412 of 960 rows". `cells`: for each unfinished run whose record states the rows of every cell, the cells that lack
+    rows, by `cell_hash`. `unread`: the names of the runs that were left out because they cannot be read.
 
     `mixed`: each allowed difference between rows of one table, with the tasks whose tables have it. `repeated`: lines
     for the user on pairs of runs that have rows with the same keys. `apart`: a line for the user on rows at several
@@ -68,12 +71,41 @@ class Loaded:
     groups: list[Group]
     runs: list[dict[str, Any]]
     unfinished: dict[str, str] = field(default_factory=dict)
+    cells: dict[str, Mapping[str, UnfinishedCell]] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     mixed: list[tuple[Mixture, list[str]]] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
     apart: list[str] = field(default_factory=list)
     clashes: list[str] = field(default_factory=list)
+
+    def progress(self, rows: Rows) -> str:
+        """Return the progress of a cell in the unfinished runs that it comes from, as in "3 of 16 rows"; empty if the
+        cell is complete. For a run that does not state the rows of its cells, the progress is that of the run."""
+        runs = rows.text(RUN)
+        return ", ".join(
+            text
+            for code in runs.present()
+            if (text := self._progress_in(runs.names[code], rows.where(runs.codes == code)))
+        )
+
+    def _progress_in(self, run: str, rows: Rows) -> str:
+        if run not in self.cells:
+            return self.unfinished.get(run, "")
+        first = rows.where([0])
+        cell = self.cells[run].get(cell_hash({name: next(iter(first.values(name)), None) for name in CELL}))
+        return cell.progress if cell else ""
+
+    @property
+    def without_rows(self) -> dict[str, list[str]]:
+        """The planned cells of which an unfinished run has no row yet, by the run's name."""
+        cells = {run: [cell.name for cell in found.values() if not cell.statuses] for run, found in self.cells.items()}
+        return {run: names for run, names in cells.items() if names}
+
+    def unfinished_lines(self) -> list[str]:
+        """Return a line for each unfinished run, with its progress and the cells of which it has no row yet."""
+        without = {run: f" No rows yet: {few(names, MOST)}." for run, names in self.without_rows.items()}
+        return [f"Run {run} is not finished ({rows}).{without.get(run, '')}" for run, rows in self.unfinished.items()]
 
 
 def find_runs(names: Sequence[str], results: Path = Path("results")) -> list[Path]:
@@ -135,12 +167,13 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, skip: bool = Fa
     tables: list[tuple[str, pa.Table]] = []
     runs: list[dict[str, Any]] = []
     unfinished: dict[str, str] = {}
+    cells: dict[str, Mapping[str, UnfinishedCell]] = {}
     unread: list[str] = []
     notices: list[str] = []
     named = list(zip(_names(paths), paths))
     for name, path in named:
         try:
-            tables.append((name, _read(path, name, unfinished, notices)))
+            tables.append((name, _read(path, name, unfinished, cells, notices)))
         except KVBenchError as error:
             if not skip or not path.is_dir():
                 raise
@@ -160,7 +193,7 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, skip: bool = Fa
     if not groups:
         raise UserError("\n".join(clashes))
     notices += _unknown(groups)
-    return Loaded(groups, runs, unfinished, unread, notices, _mixed(groups), repeated, apart, clashes)
+    return Loaded(groups, runs, unfinished, cells, unread, notices, _mixed(groups), repeated, apart, clashes)
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -207,15 +240,23 @@ def _unknown(groups: Sequence[Group]) -> list[str]:
     ]
 
 
-def _read(path: Path, name: str, unfinished: dict[str, str], notices: list[str]) -> pa.Table:
-    """Return the rows of a run or of a table. Adds the run's notices to `notices` and, if the run is not finished, the
-    run's progress to `unfinished`, as in "412 of 960 rows"."""
+def _read(
+    path: Path,
+    name: str,
+    unfinished: dict[str, str],
+    cells: dict[str, Mapping[str, UnfinishedCell]],
+    notices: list[str],
+) -> pa.Table:
+    """Return the rows of a run or of a table. Adds the run's notices to `notices` and, if the run is not finished, its
+    progress to `unfinished`, as in "412 of 960 rows", and the cells that lack rows to `cells`."""
     if not path.is_dir():
         return read_columns(path, COLUMNS)
     snapshot = read_run(path, COLUMNS)
     notices += [f"{name}: {text}" for text in snapshot.notices]
     if snapshot.unfinished:
         unfinished[name] = snapshot.progress
+        if snapshot.unfinished_cells is not None:
+            cells[name] = snapshot.unfinished_cells
     return snapshot.table
 
 

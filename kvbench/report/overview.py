@@ -15,7 +15,7 @@ from functools import partial
 
 from kvbench.console.progress import size
 from kvbench.eviction.budget import named
-from kvbench.report.best import Best
+from kvbench.report.best import UNTOLD, Best
 from kvbench.report.blocks import Block, Column, chosen, estimated, identity, number, percent, sized, starred
 from kvbench.report.cells import SCORES, UNBOUNDED, ScoreCell
 from kvbench.report.tables import TaskTable
@@ -139,8 +139,8 @@ def best_block(group: str, tables: Sequence[TaskTable]) -> Block:
 
 
 def _rivals(best: Best) -> str:
-    if not best.told:
-        return "cannot tell: floor or ceiling"
+    if best.untold:
+        return f"{best.untold}: {UNTOLD[best.untold]}"
     if len(best.rivals) == best.compared:
         return "all others" if best.compared > 1 else starred(best.rivals[0])
     return ", ".join(map(starred, best.rivals)) or "none"

@@ -89,7 +89,13 @@ def json_text(report: Report) -> str:
         for mixture, tasks in report.loaded.mixed
     ]
     loaded = report.loaded
-    exceptions = {"mixed": mixed, "repeated": loaded.repeated, "apart": loaded.apart, "clashes": loaded.clashes}
+    exceptions = {
+        "without_rows": loaded.without_rows,
+        "mixed": mixed,
+        "repeated": loaded.repeated,
+        "apart": loaded.apart,
+        "clashes": loaded.clashes,
+    }
     return json.dumps(about | {k: v for k, v in exceptions.items() if v} | report.data(), allow_nan=False)
 
 
@@ -122,11 +128,11 @@ def write(report: Report, folder: Path) -> list[Path]:
 
 
 def remarks(report: Report) -> list[str]:
-    """Return the report's notes on tasks and rows that are left out, and on rows at several intervals. Further notes
-    name allowed differences between the rows of one table, such as versions and devices."""
+    """Return the report's notes on unfinished runs, on tasks and rows that are left out, and on rows at several
+    intervals. Further notes name allowed differences between the rows of one table, such as versions and devices."""
     loaded = report.loaded
     mixed = [sentence(mixture, tasks) for mixture, tasks in loaded.mixed]
-    return [*loaded.clashes, *loaded.apart, *loaded.repeated, *mixed]
+    return [*loaded.unfinished_lines(), *loaded.clashes, *loaded.apart, *loaded.repeated, *mixed]
 
 
 def _drawn(columns: Sequence[Column], lines: Sequence[Any]) -> Any:
@@ -134,8 +140,7 @@ def _drawn(columns: Sequence[Column], lines: Sequence[Any]) -> Any:
     signs = ASCII if terminal.ascii_only() else {}
     table = terminal.grid()
     for place, column in enumerate(columns):
-        justify = "left" if place == 0 or column.left else "right"
-        table.add_column(terminal.clean(column.header), justify=justify, overflow="fold")
+        table.add_column(terminal.clean(column.header), right=place > 0 and not column.left)
     for line in lines:
         table.add_row(*(terminal.clean(column.text(line).translate(signs)) for column in columns))
     return table

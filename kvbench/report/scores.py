@@ -33,7 +33,7 @@ from kvbench.report.blocks import (
     percent,
     verdict,
 )  # fmt: skip
-from kvbench.report.cells import PASS_AT, SCORES, Against, ScoreCell
+from kvbench.report.cells import PASS_AT, SCORES, ScoreCell
 from kvbench.report.load import Loaded
 from kvbench.report.overview import best_block, frontier_block, overview
 from kvbench.report.tables import TaskTable, make_tables
@@ -116,7 +116,7 @@ def _quality(headline: str, baseline: str) -> list[Column]:
     return [
         Column("", _score, SCORES[headline]),
         Column("", "against.paired", f"minus {baseline}", compared),
-        Column("", "against", "verdict", _verdict),
+        Column("", "against.judged", "verdict", verdict),
         *(Column(name, f"score.{name}") for name in ("mean", "se", "se_fixed", "low", "high")),
         Column("interval_rule", "score.rule"),
         *(
@@ -205,7 +205,3 @@ def _speed(cell: ScoreCell) -> str | None:
 def _score(cell: ScoreCell) -> str:
     text = NOTHING if math.isnan(cell.score.mean) else estimated(cell.score)
     return f"{text} ({cell.progress})" if cell.progress else text
-
-
-def _verdict(against: Against) -> str:
-    return against.judged.verdict if against.paired.test == "none" else verdict(against.judged)

@@ -3,8 +3,8 @@ tests that the comparisons use.
 
     notes([cell.against for cell in cells if cell.against])
 
-Every table of several cells has these notes. They help to see why methods are tied: the methods are equal, there are
-too few data, or the scores are at the floor or the ceiling, where no difference can be seen.
+Every table of several cells has these notes. They help to see why a comparison finds no difference: the methods are
+equal, there are too few data, or the scores are at the floor or the ceiling, where no difference can be seen.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _out_of_reach(family: Sequence[Against]) -> list[str]:
         lines.append(
             f"{_comparisons(len(over))} too little room for a drop: {least.baseline} scores "
             f"{least.paired.mean_b:.3f}{above}, and only a drop of {least.judged.smallest_drop:.3f} or more is found "
-            "with 80% power. A tie says nothing there."
+            "with 80% power. Where none is found, the verdict is cannot tell."
         )
     never = [a for a in family if math.isnan(a.judged.smallest_drop) and a.paired.test != "none"]
     if never:
@@ -89,8 +89,8 @@ def _too_few(pairs: Sequence[Paired]) -> list[str]:
     if not few:
         return []
     return [
-        f"{_comparisons(len(few))} no verdict: {counted(max(few), 'question')} (questions of one source count once) "
-        f"are fewer than the {fewest_clusters(ALPHA)} with which an exact test can reach {ALPHA:.0%}."
+        f"{_comparisons(len(few))} the verdict unknown: {counted(max(few), 'question')} (questions of one source count "
+        f"once) are fewer than the {fewest_clusters(ALPHA)} with which an exact test can reach {ALPHA:.0%}."
     ]
 
 

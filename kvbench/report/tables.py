@@ -75,7 +75,7 @@ def make_tables(loaded: Loaded, baseline: str | None = None) -> list[TaskTable]:
     labels = {method_label(method, options, shared[method]) for method, options in pairs}
     name = _baseline(baseline, labels, there) if baseline else FULL
     layers = functools.cache(functools.partial(layers_of, loaded))
-    return [_table(group, name, loaded.unfinished, shared, layers) for group in loaded.groups]
+    return [_table(group, name, loaded.progress, shared, layers) for group in loaded.groups]
 
 
 def _baseline(given: str, labels: Collection[str], there: Sequence[str]) -> str:
@@ -127,7 +127,7 @@ def _shared(options: Sequence[str]) -> dict[str, Any]:
 def _table(
     group: Group,
     baseline: str,
-    unfinished: dict[str, str],
+    progress: Callable[[Rows], str],
     shared: Mapping[str, Mapping[str, Any]],
     layers: Callable[[], Mapping[str, Sequence[Layer] | None]],
 ) -> TaskTable:
@@ -136,7 +136,7 @@ def _table(
     parts = [part for _, _, part in found]
     scores = [part.scores(headline) for part in parts]
     made = [
-        make_cell(method, budget, part, by_question, clusters, unfinished, votes=group.scoring.votes)
+        make_cell(method, budget, part, by_question, clusters, progress(part), votes=group.scoring.votes)
         for (method, budget, part), by_question in zip(found, scores)
     ]
     cells = _ratios(_compare(made, scores, clusters, baseline), scores, parts)

@@ -84,7 +84,7 @@ def execute(
     plan = whole if shard is None else shard.divide(whole)
     if dry_run:
         return RunResult(run_dir=None, done=0, planned=plan.rows, plans=plan.cells)
-    record = plan.record(sources or {}) | ({} if shard is None else shard.record(whole.rows))
+    record = whole.record(sources or {}) | ({} if shard is None else shard.record(whole.rows))
     opener = RunFolder.resume if resume else RunFolder.open
     new: dict[str, Any] = {} if resume else {"config": config.stored(), "command": command}
     with opener(

@@ -31,6 +31,8 @@ from kvbench.runner.inputs import Inputs, Notice, read_inputs
 from kvbench.sources import adapters, model_weights, models, quantised
 from kvbench.sources.quantised import Form
 from kvbench.store import again
+from kvbench.store.cells import CELL, cell_hash
+from kvbench.store.schema import as_stored
 
 ROWS_PER_WORKER = 1024  # with fewer rows of a small model, a second process hardly shortens the run
 MOST_WORKERS = 4  # unless the user asks for more: a container may have fewer cores and less memory than it sees
@@ -173,13 +175,22 @@ class RunPlan:
                     for g in self.shape.geometry
                 ],
             },
-            "plans": [{"cell": cell.cell.label, "plan": cell.plan.line()} for cell in self.cells],
+            "plans": [_cell_record(cell) for cell in self.cells],
         }
 
     def _unused(self) -> tuple[str, ...]:
         """Return the names of settings for judge and sandbox that no task of this run uses."""
         needs = {need for work in self.inputs.works.values() for need in work.task.needs}
         return (*(again.JUDGE if "judge" not in needs else ()), *(("unsafe_run_code",) if "code" not in needs else ()))
+
+
+def _cell_record(cell: CellPlan) -> dict[str, Any]:
+    """Return the part of a run's record about one cell: its name, its memory, its number of rows, and the `cell_hash`
+    of these rows."""
+    record: dict[str, Any] = {"cell": cell.cell.label, "plan": cell.plan.line(), "rows": len(cell.rows)}
+    for row in cell.rows[:1]:
+        record["hash"] = cell_hash({name: as_stored(name, row.identity[name]) for name in CELL})
+    return record
 
 
 def _form(config: RunConfig, info: models.ModelInfo, dtype: torch.dtype, say: Notice, *, dry_run: bool) -> Form | None:

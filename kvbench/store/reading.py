@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING, Any
 from kvbench.errors import SetupError, UserError, bare, counted, quote
 from kvbench.store import manifest, parquet, tables
 from kvbench.store.again import repair_command
+from kvbench.store.cells import CELL, SAVED, UnfinishedCell, counts, rows_of_cells, unfinished_cells
 from kvbench.store.files import cure, open_plain, reason
 from kvbench.store.frames import TEXT_NAMES, columns_as_lists, rows_schema, texts_schema, to_frame, to_table
 from kvbench.store.recovery import JournalContent, TextReader, read_journal
-from kvbench.store.schema import DETERMINISTIC, FINAL, NAMES, OK, REQUIRED, sort_key
+from kvbench.store.schema import DETERMINISTIC, FINAL, NAMES, REQUIRED, sort_key
 from kvbench.store.strict_json import parse
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-_CELL = ["task", "method", "options", "budget", "budget_share", "interval"]
 _ROW, _TEXT = 64 << 10, 16 << 20  # upper limits, in bytes, of a row and of a prompt with its answers
 
 
@@ -42,7 +42,8 @@ class Snapshot:
     `table`: the rows. `saved`: the number of rows with status "ok" or "unscored". `failed`: the number of all other
     rows. `final`: the number of failed rows that no further attempt can answer. `planned`: the number of rows that the
     run will have; None: unknown. `sealed`: whether the rows come from the run's sealed table instead of its journal.
-    `notices`: lines on dropped records of the journal.
+    `notices`: lines on dropped records of the journal. `unfinished_cells`: of an unfinished run, the planned cells
+    that lack rows, by `cell_hash`; None: unknown.
     """
 
     table: pa.Table
@@ -52,6 +53,7 @@ class Snapshot:
     planned: int | None
     sealed: bool
     notices: tuple[str, ...]
+    unfinished_cells: Mapping[str, UnfinishedCell] | None = None
 
     @cached_property
     def rows(self) -> pd.DataFrame:
@@ -82,49 +84,41 @@ def read_run(run_dir: str | Path, columns: Collection[str] = NAMES) -> Snapshot:
         state = read_journal(path)
         notices = state.notices
         table = _from_journal(path, state, columns)
-    counts = {c["values"]: c["counts"] for c in table.column("status").cast("string").value_counts().to_pylist()}
-    saved, final = (sum(counts.get(status, 0) for status in some) for some in ((OK, "unscored"), FINAL))
-    return Snapshot(table, saved, len(table) - saved, final, _planned(info, table), sealed, tuple(notices))
+    statuses = {c["values"]: c["counts"] for c in table.column("status").cast("string").value_counts().to_pylist()}
+    saved, final = (sum(statuses.get(status, 0) for status in some) for some in (SAVED, FINAL))
+    known = {*CELL} <= {*table.column_names}
+    planned = _planned(info, table if known else None)
+    unfinished = known and planned is not None and saved + final < planned
+    cells = unfinished_cells(info["environment"], table) if unfinished else None
+    return Snapshot(table, saved, len(table) - saved, final, planned, sealed, tuple(notices), cells)
 
 
-def _planned(info: Mapping[str, Any], table: pa.Table) -> int | None:
+def _planned(info: Mapping[str, Any], table: pa.Table | None) -> int | None:
     """Return how many rows the run will have; None if this is unknown.
 
-    The result is the larger of two numbers: the number in the run's record, and an estimate. The estimate counts, for
-    each planned cell, as many rows as the largest cell of the same task has now, because in a complete run all cells of
-    a task have the same number of rows.
+    The result is the larger of two numbers: the number in the run's record, and the sum over the planned cells. If the
+    record does not state the rows of a cell, the cell counts as many rows as the largest cell of the same task has now,
+    because in a complete run all cells of a task have the same number of rows.
 
-    In three cases no estimate is made, and the result is the number in the record: the run is a shard, whose cells
-    differ in their number of rows; the record lists no planned cells; `table` lacks a column that tells cells apart.
+    In three cases the result is the number in the record: the run is a shard, whose cells differ in their number of
+    rows; the record lists no planned cells; `table` is None, because the rows lack a column that tells cells apart.
     """
     stated: int | None = info.get("planned")
     if "shard" in info["environment"]:
         return stated
+    if (cells := rows_of_cells(info["environment"])) is not None:
+        return max(stated or 0, sum(cell["rows"] for cell in cells))
     tasks = info["environment"].get("tasks", {})
-    cells = Counter(
+    plans = Counter(
         max((task for task in tasks if plan["cell"].startswith(f"{task} ")), key=len, default="")
         for plan in info["environment"].get("plans") or ()
     )
-    if not cells or not {*_CELL} <= {*table.column_names}:
+    if not plans or table is None:
         return stated
     most: dict[str, int] = {}
-    for cell in _cells(table):
-        most[cell["task"]] = max(cell["count_all"], most.get(cell["task"], 0))
-    return max(stated or 0, sum(count * most.get(task, 0) for task, count in cells.items()))
-
-
-def _cells(table: pa.Table) -> list[dict[str, Any]]:
-    """Return the cells that have rows: for each cell its settings and, as `count_all`, its number of rows.
-
-    A cell is a combination of task, method, options, budget and interval. Rows whose budget is the same share of the
-    prompt belong to one cell, although their budgets in entries differ.
-    """
-    import pyarrow.compute as pc
-
-    named = table.select(_CELL).unify_dictionaries()
-    sizes = pc.if_else(pc.is_valid(named["budget_share"]), None, named["budget"])
-    cells = named.set_column(_CELL.index("budget"), "budget", sizes).group_by(_CELL).aggregate([([], "count_all")])
-    return list(cells.to_pylist())
+    for task, statuses in counts(table).values():
+        most[task] = max(statuses.total(), most.get(task, 0))
+    return max(stated or 0, sum(count * most.get(task, 0) for task, count in plans.items()))
 
 
 def _from_journal(run_dir: Path, state: JournalContent, columns: Collection[str]) -> pa.Table:

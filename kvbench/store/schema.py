@@ -67,7 +67,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("adapter", "name", "", "LoRA adapter merged into the model: its folder's name and a hash of its files"),
     Column("seed", "name", "", "run seed, an unsigned 64-bit integer as text"),
     Column("prompt_style", "name", "", "variant of the task's prompt"),
-    Column("thinking", "bool", "", "whether answers hold a thinking block, by the chat template; null: unknown"),
+    Column("thinking", "bool", "", "whether the answer holds a thinking block, by the chat template; null: unknown"),
     Column("temperature", "float64", "", "0 is greedy"),
     Column("top_p", "float64", "", "1 is off"),
     Column("top_k", "float64", "", "0 is off"),

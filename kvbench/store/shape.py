@@ -97,7 +97,7 @@ _ENVIRONMENT = {
     "judge_model?": _perhaps_given,
     "judge_key_env?": _perhaps_given,
     "judge_mode?": _perhaps,
-    "plans?": [{"cell": _given}],
+    "plans?": [{"cell": _given, "rows?": _count, "hash?": _text}],
     "kv_cache?": {"element_bytes": _size, "layers": [_LAYER]},
 }
 _CONTENT = {

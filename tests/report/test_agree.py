@@ -289,6 +289,8 @@ def test_a_row_of_a_sample_that_a_table_has_twice(make_run: Callable, rows: Call
 
 def test_settings_that_vary_by_question_are_compared_by_question(make_run: Callable, rows: Callable) -> None:
     own = [row | {"temperature": t} for row, t in zip(rows("full", None, SCORES), (0.7, 0.0, 0.7, 0.1))]
+    thinks = [row | {"thinking": number % 2 == 1} for number, row in enumerate(rows("gkv", 48, SCORES))]
+    assert len(load([make_run("t1", thinks)]).groups) == 1
     runs = [make_run("r1", own), make_run("r2", rows("gkv", 48, SCORES, temperature=0.5))]
     with pytest.raises(UserError, match=r"r1 has temperature 0\.[0-9] and r2 has temperature 0\.5; scores"):
         load(runs)

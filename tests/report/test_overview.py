@@ -80,6 +80,12 @@ def _score(cell) -> float:
     return cell.score.mean
 
 
+def test_too_few_questions_tell_no_methods_apart(make_run: Callable, rows: Callable) -> None:
+    report = ScoreReport.make(load([make_run("r2", rows("gkv", 48, [1.0, 0.5]), rows("rkv", 48, [0.0, 0.5]))]))
+    assert not report.tables[0].best[0].told
+    assert "unknown: too few questions" in FORMATS["text"](report)
+
+
 def test_rivals_are_those_that_a_test_does_not_put_below(make_run: Callable, rows: Callable) -> None:
     scores = {"gkv": lowered(0.0), "rkv": lowered(0.03), "tova": lowered(0.12), "h2o": lowered(0.3)}
     (table,) = ScoreReport.make(load([make_run("r2", *(rows(m, 48, s) for m, s in scores.items()))])).tables

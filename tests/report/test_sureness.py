@@ -125,8 +125,8 @@ def test_a_few_questions_give_no_verdict(make_run: Callable, rows: Callable, sou
     run = make_run("r1", full, mine)
     assert [cell.against.judged.verdict for cell in one(run).cells if cell.against] == ["unknown"]
     assert [note for note in one(run).notes if "verdict" in note] == [
-        f"1 comparison has no verdict: {sources} questions (questions of one source count once) are fewer than the 6 "
-        "with which an exact test can reach 5%."
+        f"1 comparison has the verdict unknown: {sources} questions (questions of one source count once) are fewer "
+        "than the 6 with which an exact test can reach 5%."
     ]
     shown = FORMATS["markdown"](ScoreReport.make(load([run])))
     assert "| unknown |" in shown

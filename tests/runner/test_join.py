@@ -17,6 +17,7 @@ from kvbench.runner.join import Joined, join
 from kvbench.runner.shard import Shard
 from kvbench.runner.shard_folder import common_name, read_shards
 from kvbench.store import RunFolder, journal, manifest, read_run
+from kvbench.store.cells import counts
 from kvbench.store.journal import encode
 from kvbench.store.recovery import decode, read_journal
 
@@ -63,13 +64,25 @@ def test_the_joined_run_is_the_undivided_run(made: Path, out: Path) -> None:
     assert info["planned"] == ROWS
     assert info["config"] == manifest.read(made / "whole")["config"]
     assert not {"shard", "rows_of_all_shards"} & {*info["environment"]}
-    assert read_run(out / "r").progress == f"{ROWS} of {ROWS} rows"
+    joined_run = read_run(out / "r")
+    assert joined_run.progress == f"{ROWS} of {ROWS} rows"
+    planned = {plan["hash"]: plan["rows"] for plan in info["environment"]["plans"]}
+    assert planned == {cell: statuses.total() for cell, (_, statuses) in counts(joined_run.table).items()}
 
 
 def test_shards_may_have_used_different_devices(made: Path, out: Path) -> None:
     rewrite(out / NAMES[1], {"config": manifest.plain(CONFIG.stored()) | {"device": "cpu"}})
     assert joined(out).statuses == {"ok": ROWS}
     assert differences(made / "whole", out / "r") == []
+
+
+def test_shards_may_have_read_equal_data_from_different_folders(out: Path) -> None:
+    for name in NAMES:
+        tasks = manifest.read(out / name)["environment"]["tasks"]
+        place = {"source": "KVBENCH_DATA", "location": f"/{name}/walk.jsonl", "sha256": "ab" * 32, "revision": None}
+        tasks = {task: known | {"data": known["data"] | place} for task, known in tasks.items()}
+        rewrite(out / name, {}, tasks=tasks, data=f"/{name}")
+    assert joined(out).statuses == {"ok": ROWS}
 
 
 def test_joining_again_adds_nothing(made: Path, out: Path) -> None:

@@ -102,6 +102,7 @@ def report(
     from kvbench.report.render import FORMATS as DRAWN
     from kvbench.report.render import write
     from kvbench.report.scores import ScoreReport
+    from kvbench.store import resume_command
 
     if plot is not None:
         plots.check()
@@ -121,8 +122,9 @@ def report(
     in_tables = format in ("text", "markdown", "latex") and not json
     for notice in [*loaded.notices, *([] if in_tables else loaded.repeated)]:
         terminal.warning(notice)
+    places = {run["run"]: Path(run["path"]) for run in loaded.runs}
     for run, progress in loaded.unfinished.items():
-        terminal.warning(f"run {quote(run)} is not finished: {progress}.")
+        terminal.warning(f"run {quote(run)} is not finished: {progress}; continue with {resume_command(places[run])}")
     print(DRAWN["json" if json else format](tables))
     if out is not None:
         for path in write(tables, Path(out)):
@@ -139,9 +141,7 @@ def report(
         raise UserError("\n".join(loaded.clashes))
     count, lacking = len(loaded.runs) + len(loaded.unread), []
     if loaded.unfinished:
-        lacking.append(
-            f"unfinished runs: {len(loaded.unfinished)} of {count}; 'kvbench run --resume NAME' continues one."
-        )
+        lacking.append(f"unfinished runs: {len(loaded.unfinished)} of {count}; the warnings say how to continue them.")
     if loaded.unread:
         lacking.append(
             f"unreadable runs: {len(loaded.unread)} of {count}; the warnings state the causes. Repair these runs, or "

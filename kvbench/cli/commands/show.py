@@ -16,7 +16,7 @@ from kvbench.console import terminal
 from kvbench.console.redact import redact_argv, redact_config
 from kvbench.errors import UserError, few, quote
 from kvbench.report.load import find_runs
-from kvbench.store import again, manifest, read_run
+from kvbench.store import again, manifest, read_run, resume_command
 
 EPILOG = """Examples:
   kvbench show demo
@@ -24,7 +24,7 @@ EPILOG = """Examples:
   kvbench show results/demo --sample orbit-300-1000000000 --method gkv
   kvbench show results/demo --sample orbit-300-1000000000 --html question.html
 """
-COPIED = ("run", "command")  # lines that users copy; they are not broken at the terminal's width
+COPIED = ("run", "command", "continue")  # lines that users copy; they are not broken at the terminal's width
 
 
 def show_(
@@ -104,6 +104,7 @@ def _summary(folder: Path) -> dict[str, Any]:
         "created": info["created"],
         "command": ["kvbench", *redact_argv(info.get("command", [])[1:])],
         "rows": snapshot.progress,
+        "continue": resume_command(folder) if snapshot.unfinished else None,
         "status": status,
         "config": redact_config(info["config"]),
         "environment": redact_config(info["environment"]),
@@ -118,6 +119,7 @@ def _print_summary(document: dict[str, Any]) -> None:
         "created": document["created"],
         "command": again.line(document["command"]),
         "rows": f"{document['rows']} ({', '.join(f'{n} {s}' for s, n in document['status'].items()) or 'none yet'})",
+        "continue": document["continue"],
         "shard": environment.get("shard"),
         "versions": ", ".join(f"{k} {v}" for k, v in environment.get("versions", {}).items()),
         "kvbench": f"commit {git}" if (git := environment.get("git")) else None,

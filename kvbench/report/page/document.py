@@ -90,8 +90,7 @@ def _budgets(report: ScoreReport) -> list[str]:
 
 def _notices(loaded: Loaded) -> Iterator[str]:
     yield from (*loaded.notices, *loaded.repeated, *loaded.clashes, *loaded.apart)
-    for run, progress in loaded.unfinished.items():
-        yield f"Run {run} is not finished: {progress}."
+    yield from loaded.unfinished_lines()
     for mixture, tasks in loaded.mixed:
         yield sentence(mixture, tasks)
 
