@@ -52,8 +52,10 @@ class Interrupted(KVBenchError):
         self.exit_code = exit_code
 
 
-class MethodError(KVBenchError):
-    """The code of a plug-in's method failed, or a method returned scores of a wrong shape."""
+class PluginError(KVBenchError):
+    """The code of a plug-in failed, or a method broke a rule of its interface."""
+
+    exit_code = 2
 
 
 class BudgetViolation(KVBenchError):

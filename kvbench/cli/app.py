@@ -20,7 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 from kvbench import __version__
 from kvbench.cli.index import COMMANDS, flowing, load
 from kvbench.console import faults, signals, streams, terminal
-from kvbench.errors import Interrupted, KVBenchError, SetupError, UserError, bare, quote
+from kvbench.errors import Interrupted, KVBenchError, PluginError, SetupError, UserError, bare, quote
 
 EPILOG = """Start here:
   kvbench run --suite first
@@ -144,7 +144,7 @@ def _end(error: KVBenchError) -> int:
 
 def _expected(error: BaseException, given: Sequence[str], debug: bool) -> KVBenchError:
     """Return a KVBenchError unchanged, and turn any other exception into one. given: the words of the command line."""
-    if isinstance(error, KVBenchError):
+    if isinstance(error, KVBenchError) and not isinstance(error, PluginError):
         return error
     if isinstance(error, typer.TyperException):
         return _usage(error, given)
@@ -162,6 +162,10 @@ def _expected(error: BaseException, given: Sequence[str], debug: bool) -> KVBenc
             f"the device failed ({faults.first_line(error)}). Repeat the command; if it fails again, use another "
             "device (--device)."
         )
+    from kvbench.config import plugins
+
+    if (fault := plugins.failure(error)) is not None:
+        return UserError(f"{fault}. Correct the file{'' if debug else '; --debug shows the traceback'}.")
     if isinstance(error, OSError):
         return _system(error)
     hint = "" if debug else " --debug shows where."

@@ -19,7 +19,7 @@ from pathlib import Path
 from kvbench import registry
 from kvbench.console.faults import words
 from kvbench.console.signals import Signalled
-from kvbench.errors import NEW_RUN, KVBenchError, UserError, bare, quote
+from kvbench.errors import NEW_RUN, KVBenchError, PluginError, UserError, bare, quote
 from kvbench.registry import NameTaken
 from kvbench.scoring.worker import run_source
 
@@ -137,6 +137,21 @@ def hash_of(name: str, *kinds: str) -> str | None:
     return next((plugin.sha256 for plugin in _LOADED.values() if wanted & set(plugin.members)), None)
 
 
+def failure(error: BaseException) -> str | None:
+    """Return the beginning of a message about an exception that the code of a plug-in raised, or that passed through
+    it: the file, the line and the exception. Return None for any other exception. A module of an installed package
+    that registers members counts as a plug-in too."""
+    if isinstance(error, PluginError):
+        return str(error).rstrip(".")
+    modules = {name for known in _REGISTRIES for name in known.modules() if not name.startswith("kvbench.")}
+    frames = traceback.walk_tb(error.__traceback__)
+    own = [(frame.f_code.co_filename, line) for frame, line in frames if frame.f_globals.get("__name__") in modules]
+    if isinstance(error, KVBenchError) or not own:
+        return None
+    file, line = own[-1]
+    return f"plug-in {quote(Path(file).name)}, line {line}, failed: {_kind(error)}"
+
+
 def _run(file: Path, source: bytes, name: str, label: str) -> None:
     try:
         run_source(name, str(file), source)
@@ -157,5 +172,10 @@ def _cause(error: BaseException, file: Path) -> str:
         return f", line {error.lineno}: not Python ({error.msg})."
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     where = f", line {lines[-1]}" if lines else ""
+    return f"{where}: {_kind(error)} while the file was imported."
+
+
+def _kind(error: BaseException) -> str:
+    """Return an exception's class and the first line of its message, such as "ValueError (no data)"."""
     first = (words(error).splitlines() or [""])[0]
-    return f"{where}: {type(error).__name__}{f' ({bare(first)})' if first else ''} while the file was imported."
+    return f"{type(error).__name__}{f' ({bare(first)})' if first else ''}"

@@ -39,7 +39,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from kvbench.errors import BudgetViolation, MethodError, quote
+from kvbench.errors import BudgetViolation, PluginError, quote
 from kvbench.eviction.columns import GivenColumn
 from kvbench.eviction.declare import Allocation as Allocation
 from kvbench.eviction.declare import Column as Column
@@ -147,10 +147,10 @@ class Method(ABC):
     def on_tokens(self, new: NewTokens) -> dict[str, torch.Tensor]:
         """Return, by column name, the values [b, Hk, t] of every `GivenColumn` for t new tokens of prompt or answer.
 
-        The engine calls this function only if `reads_tokens` is true. Raises MethodError if the method declares a
+        The engine calls this function only if `reads_tokens` is true. Raises PluginError if the method declares a
         `GivenColumn` and does not override this function.
         """
-        raise MethodError(f"{type(self).__name__} declares a GivenColumn, so it must define on_tokens().")
+        raise PluginError(f"{type(self).__name__} declares a GivenColumn, so it must define on_tokens().")
 
     @property
     def reads_tokens(self) -> bool:

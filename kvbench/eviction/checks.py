@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from kvbench.errors import KVBenchError
 from kvbench.lazy import torch
 
 MakeError = Callable[[int], Exception]
@@ -37,7 +36,7 @@ def gathered() -> Iterator[None]:
     """Delay the checks in a block `with gathered()`, and read their results in one copy from the device at its end.
 
     A call of `read` inside the block also reads the checks that were delayed until then. The first check that fails
-    raises its error. If the block itself ends with a KVBenchError, the delayed checks are still read; the error of the
+    raises its error. If the block itself ends with an exception, the delayed checks are still read; the error of the
     first check that fails is then raised instead.
     """
     noted: Noted = []
@@ -45,7 +44,7 @@ def gathered() -> Iterator[None]:
     try:
         yield
         _read_rest(noted)
-    except KVBenchError:
+    except Exception:
         _read_rest(noted)
         raise
     finally:

@@ -6,14 +6,10 @@ Entries compete inside the method's scope. Of entries with equal scores the newe
 
 from __future__ import annotations
 
-import sys
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from kvbench.console.faults import words
-from kvbench.errors import BudgetViolation, KVBenchError, MethodError, quote
+from kvbench.errors import BudgetViolation, PluginError, quote
 from kvbench.eviction.api import Allocation, Method, Protect, ScoreOut, TopK
 from kvbench.eviction.checks import refuse
 from kvbench.eviction.modality import MODALITY
@@ -42,7 +38,7 @@ def decide(method: Method, views: Sequence[LayerView]) -> list[Decision]:
     views: all layers that evict. For a `layerwise` method some of these layers are enough; for a `stacked` method the
     views may be `StackView`s. The views may hold different numbers of entries, but have the same budget.
 
-    Raises BudgetViolation for NaN scores and for a choice that `check` refuses; MethodError when `_score` raises it.
+    Raises BudgetViolation for NaN scores and for a choice that `check` refuses; PluginError when `_score` raises it.
     """
     outs, wheres = [_score(method, view) for view in views], [view.positions.device for view in views]
     if len(set(wheres)) > 1:  # a model divided among devices
@@ -84,25 +80,14 @@ def _kept_per_head(method: Method, view: LayerView) -> int | None:
 
 
 def _score(method: Method, view: LayerView) -> ScoreOut:
-    """Return the method's scores of one layer. Raises MethodError if the scores have a wrong shape, or if the method
-    `score` of a plug-in fails."""
-    try:
-        out = method.score(view)
-    except KVBenchError:
-        raise
-    except Exception as error:
-        file = sys.modules[type(method).__module__].__file__ or ""
-        if type(method).__module__.startswith("kvbench."):
-            raise
-        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
-        at = f" ({Path(file).name}, line {lines[-1]})" if lines else ""
-        raise MethodError(f"{type(method).__name__} failed: {type(error).__name__}: {words(error)}{at}") from error
+    """Return the method's scores of one layer. Raises PluginError if the scores have a wrong shape."""
+    out = method.score(view)
     scored = ScoreOut.of(out)
     shape = getattr(scored.score, "shape", None)
     if shape != view.positions.shape:
         got = f"a tensor {list(shape)}" if shape is not None else quote(type(out).__name__)
         wanted = f"a tensor [b, Hk, N] = {list(view.positions.shape)}"
-        raise MethodError(f"{type(method).__name__}.score() must return {wanted}; got {got}.")
+        raise PluginError(f"{type(method).__name__}.score() must return {wanted}; got {got}.")
     return scored
 
 

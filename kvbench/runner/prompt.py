@@ -28,6 +28,7 @@ class Prompt:
 
     Attributes:
         thinking: what scorers are told of thinking (`Output.thinking`).
+        thinks: whether answers hold a thinking block, as `prompts.effective_thinking` returns it.
         max_new_tokens: most tokens that a sample generates in one turn.
         max_tokens: most tokens that a sample reads and generates in all turns together.
         cut: number of tokens removed because the text was too long.
@@ -41,6 +42,7 @@ class Prompt:
     doc_id: str
     spec: GenSpec
     thinking: bool | None
+    thinks: bool | None
     ids: StoredIds
     stored_doc: Stored[Doc]
     stored_text: Stored[str]
@@ -75,7 +77,6 @@ class PromptMaker:
     task: Task
     reader: ModelReader
     config: RunConfig
-    thinking: bool | None
     spool: Spool
 
     def prompt(self, doc: Doc) -> Prompt:
@@ -85,7 +86,9 @@ class PromptMaker:
         spec = sampling(default, config)
         # Some templates open a thinking block whatever the task asks. A task without thinking allows few new tokens, so
         # that such a block may never end: what the model wrote is then its answer.
-        thinking = False if default.thinking is False and not spec.thinking else self.thinking
+        how: Any = {"chat": reader.chat, "chat_template": reader.template, "variables": reader.variables}
+        thinks = prompts.effective_thinking(reader.tokenizer, spec.thinking, **how)
+        thinking = False if default.thinking is False and not spec.thinking else thinks
         stop, special = special_stops(spec.stop, reader.tokenizer)
         spec = dataclasses.replace(spec, stop=stop, stop_tokens=(*spec.stop_tokens, *special))
         doc, cut = self._cut(doc, spec)
@@ -119,6 +122,7 @@ class PromptMaker:
             doc_id=doc.doc_id,
             spec=spec,
             thinking=thinking,
+            thinks=thinks,
             ids=self.spool.ids(encoded),
             stored_doc=stored,
             stored_text=self.spool.put(text, "a prompt"),

@@ -10,10 +10,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
+from kvbench.config import plugins
 from kvbench.console import faults, signals
 from kvbench.console.figures import Figures
 from kvbench.engine.model.load import LoadedModel
-from kvbench.errors import Interrupted, SetupError
+from kvbench.errors import NEW_RUN, Interrupted, SetupError, UserError
 from kvbench.runner import env
 from kvbench.runner.cell import dtype_name
 from kvbench.runner.cell_run import CellRun
@@ -30,8 +31,9 @@ SHOWN = 0.25  # seconds between two figures
 
 @contextlib.contextmanager
 def failures(device: str, saved: Callable[[], str]) -> Iterator[None]:
-    """Turn a signal, lack of memory or a failure of the device inside the `with` statement into an error of one line.
-    saved: a function that returns the end of this line: how many rows are saved."""
+    """Turn a signal, lack of memory, or a failure of the device or of a plug-in inside the `with` statement into an
+    error of one line. saved: a function that returns the end of this line: how many rows are saved, and the command
+    that continues the run."""
     try:
         with signals.phase(lambda: f"interrupted: {saved()}"):
             yield
@@ -43,6 +45,8 @@ def failures(device: str, saved: Callable[[], str]) -> Iterator[None]:
             raise SetupError(f"out of memory ({why}): {saved()}.") from error
         if faults.device_failed(error):
             raise SetupError(f"device {device} failed ({why}): {saved()}.") from error
+        if (fault := plugins.failure(error)) is not None:
+            raise UserError(f"{fault}: {saved()}, or correct the file and {NEW_RUN}.") from error
         raise
 
 

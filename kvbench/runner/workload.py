@@ -145,7 +145,7 @@ class TaskWork:
         how: Any = {"chat": reader.chat, "chat_template": reader.template, "variables": variables}
         prompts.check_template(tokenizer, **how, origin=reader.origin)
         thinking = prompts.effective_thinking(tokenizer, spec.thinking, **how)
-        maker = PromptMaker(task, reader, config, thinking, spool)
+        maker = PromptMaker(task, reader, config, spool)
         all_prompts = [maker.prompt(docs.popleft()) for _ in range(len(docs))]  # drops each document once it is stored
         used = source.used.get(task.name)
         return cls(
@@ -207,9 +207,9 @@ class TaskWork:
                     "prompt_tokens_cut": prompt.cut,
                     "multi_turn_cache": prompt.multi_turn_cache,
                 }
-                planned.append(
-                    PlannedRow(key=row_key(identity | revision), prompt=prompt, sample=sample, identity=identity)
-                )
+                key = row_key(identity | revision)  # with the task's thinking; the prompt's hash tells the question's
+                own = identity | {"thinking": prompt.thinks}
+                planned.append(PlannedRow(key=key, prompt=prompt, sample=sample, identity=own))
         return planned
 
     def batches(self, rows: list[PlannedRow], seed: int) -> list[list[Request]]:
@@ -315,20 +315,20 @@ def _notes(
             f"task {quote(task.name)} runs without thinking, but the chat template always opens a thinking block, in "
             f"which answers of {spec.max_new_tokens} tokens may end. Give --max-new-tokens or another --chat-template."
         )
+    if thinking and (stops := dict.fromkeys(stop for p in all_prompts for stop in p.spec.stop)):
+        notes.append(
+            f"task {quote(task.name)}: the stop strings {', '.join(map(quote, stops))} end an output inside its "
+            "thinking block too. Leave out --thinking or --stop if thoughts may hold them."
+        )
     if shortened := sum(p.cut > 0 for p in all_prompts):
         notes.append(
             f"task {quote(task.name)}: {shortened} of {len(all_prompts)} prompts are cut in the middle to fit."
         )
-    modes = {p.multi_turn_cache for p in all_prompts} - {None}
-    if "reset (images)" in modes:
+    modes = {p.multi_turn_cache for p in all_prompts}
+    causes = {"images": "later turns have images", "template": "the chat template changes earlier turns"}
+    for cause in (text for name, text in causes.items() if f"reset ({name})" in modes):
         notes.append(
-            f"task {quote(task.name)}: later turns have images, so every turn is read as a new prompt "
-            "(column multi_turn_cache)."
-        )
-    if "reset (template)" in modes:
-        notes.append(
-            f"task {quote(task.name)}: the chat template changes earlier turns, so every turn is read as a new prompt "
-            "(column multi_turn_cache)."
+            f"task {quote(task.name)}: {cause}, so every turn is read as a new prompt (column multi_turn_cache)."
         )
     return [*notes, *task.notes()]
 

@@ -15,7 +15,7 @@ from kvbench.engine.attention.interface import route
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.weights import load_weights
-from kvbench.errors import MethodError
+from kvbench.errors import PluginError
 from kvbench.eviction import noise
 from kvbench.eviction.api import Method
 from kvbench.eviction.choose import make
@@ -84,7 +84,7 @@ class Unfinished(Method):
 
 def test_a_column_without_values_is_refused(loaded: LoadedModel) -> None:
     engine = Engine(loaded, Unfinished(), budget=BUDGET, interval=INTERVAL, slots=1, max_tokens=80)
-    with pytest.raises(MethodError, match=r"^Unfinished declares a GivenColumn, so it must define on_tokens\(\)\.$"):
+    with pytest.raises(PluginError, match=r"^Unfinished declares a GivenColumn, so it must define on_tokens\(\)\.$"):
         list(engine.generate(requests((50,), (4,), 1)))
 
 

@@ -12,7 +12,7 @@ from support.models import build, requests
 
 from kvbench.engine.cache.prompt_layer import PromptLayer
 from kvbench.engine.loop import Engine
-from kvbench.errors import BudgetViolation, MethodError
+from kvbench.errors import BudgetViolation, PluginError
 from kvbench.eviction import select
 from kvbench.eviction.api import Method
 from kvbench.eviction.choose import make
@@ -122,19 +122,21 @@ def test_the_number_that_a_decision_states_is_that_of_its_mask(method, monkeypat
 
 @dataclass(frozen=True)
 class Wrong(Method):
-    """Gives NaN scores in layer 0 and, if `fails`, fails in layer 1."""
+    """Gives NaN scores in layer 0 and, if `fails` is true, fails in layer 1 with this exception."""
 
-    fails: bool = False
+    fails: type[Exception] | None = None
 
     def score(self, view):
         if view.layer == 0:
             return torch.full(view.positions.shape, float("nan"))
+        if self.fails is ValueError and view.layer == 1:
+            raise ValueError
         return None if self.fails and view.layer == 1 else view.positions.float()
 
 
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("fails", [None, PluginError, ValueError])
 def test_the_first_layer_that_is_wrong_is_reported(fails):
     engine = Engine(build("qwen3"), Wrong(fails=fails), budget=24, interval=8, slots=1, max_tokens=80)
     with pytest.raises(BudgetViolation, match="NaN scores") as caught:
         list(engine.generate(requests(lengths=(40,), new_tokens=(2,), samples=1, sampling=Sampling())))
-    assert isinstance(caught.value.__context__, MethodError) == fails
+    assert isinstance(caught.value.__context__, fails or type(None))

@@ -12,7 +12,7 @@ from support.models import build, requests
 
 from kvbench.engine.cache import stack
 from kvbench.engine.loop import Engine
-from kvbench.errors import BudgetViolation, MethodError
+from kvbench.errors import BudgetViolation
 from kvbench.eviction.api import Method, TopK
 from kvbench.eviction.view import LayerView, StackView
 
@@ -94,7 +94,7 @@ class Promises(Layered):
 
 
 def test_a_method_that_promises_not_to_read_the_layer_and_does_is_told(loaded):
-    with pytest.raises(MethodError, match=r"Promises failed: AttributeError: .*'layer'"):
+    with pytest.raises(AttributeError, match="'layer'"):
         answers(loaded, Promises())
 
 

@@ -77,7 +77,7 @@ def configuration(model: Path | str = "m", *methods: str, **changes: Any) -> Run
 
 def prompt(reader: ModelReader, *turns: Turn, spec: dict[str, Any] | None = None, **changes: Any) -> Prompt:
     task = talk(*turns, **spec or {})
-    maker = PromptMaker(task, reader, configuration(**changes), None, Spool())
+    maker = PromptMaker(task, reader, configuration(**changes), Spool())
     return maker.prompt(task.docs(None)[0])  # type: ignore[arg-type]
 
 

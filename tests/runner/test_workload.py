@@ -169,6 +169,20 @@ def test_a_stop_string_that_is_a_special_token_ends_answers_as_a_token(tokenizer
     assert rows[0]["stop"] == list(stop)
 
 
+@pytest.mark.parametrize(("asked", "stated"), [(None, [False, True]), (True, [True, True]), (False, [False, False])])
+def test_a_row_states_the_thinking_of_its_question(
+    tokenizer: Any, tmp_path: Path, asked: bool | None, stated: list[bool]
+) -> None:
+    """A question with a prefix is asked without thinking, unless the user asks for thinking."""
+    template, data = tmp_path / "t.jinja", tmp_path / "q.jsonl"
+    template.write_text(SWITCH)
+    lines = ({"question": "k1 k2", "answer": 1, "answer_prefix": prefix} for prefix in ("It is", ""))
+    data.write_text("\n".join(map(json.dumps, lines)))
+    made = config("full", task="file/q", task_file=str(data), chat_template=str(template), thinking=asked)
+    work, rows, _ = planned(tokenizer, made)
+    assert [row["thinking"] for row in rows[:: work.spec.n]] == stated
+
+
 @pytest.mark.parametrize("raw", [False, True])
 def test_a_request_has_the_reply_header_of_its_prompt(tokenizer: Any, tmp_path: Path, raw: bool) -> None:
     template, data = tmp_path / "t.jinja", tmp_path / "q.jsonl"
@@ -202,6 +216,15 @@ def test_a_template_that_always_opens_a_thinking_block(
     assert {prompt.thinking for prompt in work.prompts} == {scored}
     assert work.thinking is True  # the column
     assert any("always opens a thinking block" in note for note in work.notes) is noted
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+def test_stop_strings_inside_a_thinking_block_are_noted(tokenizer: Any, tmp_path: Path, thinking: bool) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text(SWITCH)
+    made = config("gkv", 48, task="leak", chat_template=str(template), thinking=thinking, stop=(".", "Q:"))
+    work = TaskWork.load("leak", made, Data(env={}), tokenizer, "qwen3", 32768, spool=Spool(), vision=no_images)
+    assert any("stop strings '.', 'Q:' end an output inside its thinking" in note for note in work.notes) is thinking
 
 
 @pytest.mark.parametrize(

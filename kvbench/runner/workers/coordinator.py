@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvbench.console.progress import Progress
-from kvbench.errors import KVBenchError, SetupError, bare, counted
+from kvbench.errors import KVBenchError, PluginError, SetupError, bare, counted
 from kvbench.runner.jobs import Job
 from kvbench.runner.workers import reported
 from kvbench.runner.workers.executor import Done, Event, Executor, Failed, Lost, Noticed, Ready, Shown
@@ -104,6 +104,8 @@ class Coordinator:
                 self.say(text)
             case Lost(worker, why):
                 self._replace(worker, state, why)
+            case Failed(text=text, plugin=True):
+                raise PluginError(text)
             case Failed(text=text, code=code):
                 error = KVBenchError(text)
                 error.exit_code = code

@@ -72,11 +72,15 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The worker met an error that every other worker would meet, too. code: the exit code of this error."""
+    """The worker met an error that every other worker would meet, too.
+
+    code: the exit code of this error. plugin: whether the text is that of a PluginError.
+    """
 
     worker: str
     text: str
     code: int
+    plugin: bool = False
 
 
 Event = Ready | Shown | Noticed | Done | Lost | Failed

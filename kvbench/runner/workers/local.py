@@ -12,8 +12,9 @@ from contextlib import suppress
 from multiprocessing import connection
 from multiprocessing.connection import Connection, Pipe
 
+from kvbench.config import plugins
 from kvbench.console import faults, signals
-from kvbench.errors import KVBenchError, SetupError
+from kvbench.errors import KVBenchError, PluginError, SetupError
 from kvbench.runner.jobs import Job
 from kvbench.runner.workers.executor import Done, Event, Failed, Lost, Noticed, Order, Ready, Shown
 
@@ -133,12 +134,14 @@ def main() -> None:
         except (signals.Signalled, BrokenPipeError):
             sys.exit(1)  # the coordinator has ended this worker, or has died
         except KVBenchError as error:
-            link.send(Failed(worker, str(error), error.exit_code))
+            link.send(Failed(worker, str(error), error.exit_code, plugin=isinstance(error, PluginError)))
         except Exception as error:
             if signals.came():
                 sys.exit(1)
             if faults.of_machine(error):
                 link.send(Lost(worker, faults.first_line(error)))
+            elif (fault := plugins.failure(error)) is not None:
+                link.send(Failed(worker, fault, PluginError.exit_code, plugin=True))
             else:
                 kind = f"{type(error).__name__}: {faults.words(error)}"
                 text = f"internal error in a worker, please report it: {kind}. --workers 1 --debug shows where."
