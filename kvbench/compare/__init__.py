@@ -1,6 +1,6 @@
 """Compares two sides, a base and a new one, cell by cell, and judges whether the new one is worse.
 
-    base, new = read_side("main.json"), read_side("results/today")
+    base, new = read_sides("main.json", "results/today")
     outcome = compare(base, new, policy)          # kvbench.compare.outcome
     outcome.exit_code                             # 0 pass, 5 regression, 4 missing
 

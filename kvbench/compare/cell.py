@@ -131,7 +131,8 @@ class Cell:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
     """One side of a comparison. sources: the name and the number of rows of each run whose rows the side holds. For a
-    side from a baseline file, these are the runs from which the file was saved."""
+    side from a baseline file, these are the runs from which the file was saved. assumed: the tasks whose main score is
+    not known to be `score`, because they are not installed and no record states it."""
 
     name: str
     cells: Mapping[Key, Cell]
@@ -139,6 +140,11 @@ class Side:
     folders: tuple[Path, ...] = ()  # the run folders, which hold the texts; empty for a file
     unfinished: Mapping[str, str] = field(default_factory=dict)  # by run: "412 of 960 rows"
     notices: tuple[str, ...] = ()
+    assumed: frozenset[str] = frozenset()
+
+    def headlines(self) -> dict[str, str]:
+        """Return the column of the main score of each task for which it is known."""
+        return {key.task: cell.headline for key, cell in self.cells.items() if key.task not in self.assumed}
 
 
 def mark(digest: str) -> str:

@@ -90,12 +90,13 @@ def decided(side: Side, config: RunConfig, inputs: Inputs) -> Side:
     from kvbench.runner.workload import make_method
 
     [folder] = side.folders
+    again = f"Run {quote(folder.name)} again with the method full too."
     loaded = inputs.load_model(config)
     found: dict[tuple[str, str, Any, int | None], Mapping[str, Decisions]] = {}
     for task in config.tasks:
         work = inputs.works[task]
         say = terminal.warning
-        traces = stored_answers(folder, work, loaded.tokenizer, inputs.context, config.seed, say)[:MOST]
+        traces = stored_answers(folder, work, loaded.tokenizer, inputs.context, config.seed, say, cure=again)[:MOST]
         longest = max(prompt.max_tokens for prompt in work.prompts)
         for cell in config.cells():
             if cell.task == task and cell.budget is not None:

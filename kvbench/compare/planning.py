@@ -21,14 +21,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 from kvbench.compare.cell import Cell, Side
 from kvbench.compare.policy import Policy
-from kvbench.compare.words import few
-from kvbench.errors import bare
+from kvbench.compare.words import few, named
 from kvbench.report.stats import ALPHA, Clusters, fewest_clusters
 from kvbench.report.stats.power import POWER, smallest_drop
 
@@ -36,6 +36,7 @@ SAMPLES = (1, 4, 8, 16, 32, 64)
 FEWEST = fewest_clusters(2 * ALPHA)
 MOST_QUESTIONS = 1_000_000
 MOST_SAMPLES = 100_000  # per question
+NORMAL = NormalDist().inv_cdf(1 - ALPHA)
 SKEWED = 1.5  # standard errors by which skewness lowers the bound of n clusters, times n / kurtosis (simulated)
 
 
@@ -49,7 +50,10 @@ class Plan:
     questions or clusters.
     """
 
-    cell: str
+    cell: str  # told apart from the other cells of the run
+    model: str
+    interval: int | None
+    seed: str
     margin: float
     questions: int
     variance: float  # variance of the difference between two runs' scores of one sample
@@ -66,6 +70,7 @@ class _Noise:
     alone: the variance between the samples of a question. clustered: the same, or more if the deviations of a cluster's
     questions add up. squared: the square of a question's variance. fourth: the fourth power of a sample's deviation
     from its question's mean. size: the size of a question's cluster (`Clusters.mean_size`). source: see `Plan.source`.
+    differing: for each question, how often two of its samples have different scores.
     """
 
     alone: float
@@ -74,6 +79,7 @@ class _Noise:
     fourth: float
     size: float
     source: str
+    differing: tuple[float, ...]
 
     def kurtosis(self, samples: int) -> float:
         """Return the kurtosis of the questions' differences between two runs with this many samples per question: the
@@ -81,8 +87,21 @@ class _Noise:
         mean = (self.fourth + 3 * (samples - 1) * self.squared) / samples**3  # of the deviation of a question's mean
         return (2 * mean + 6 * self.squared / samples**2) / (2 * self.alone / samples) ** 2 if self.alone else 0.0
 
+    def changed(self, samples: int) -> float:
+        """Return a lower limit of the share of questions whose mean score differs between two runs with this many
+        samples per question. It never falls as the number of samples grows.
+
+        Rises and falls of samples are counted as two Poisson variables of equal means; the mean score of a question
+        stays if both counts are equal.
+        """
+        import numpy as np
+        from scipy.special import ive
+
+        return float(1 - ive(0, samples * np.array(self.differing)).mean())
+
     def needed(self, margin: float, samples: int) -> int:
-        return needed(2 * self.clustered / samples, margin, self.size, self.kurtosis(samples), 1 / samples)
+        variance, kurtosis = 2 * self.clustered / samples, self.kurtosis(samples)
+        return needed(variance, margin, self.size, kurtosis, 1 / samples, self.changed(samples))
 
 
 def plans(side: Side, policy: Policy) -> Iterator[Plan]:
@@ -93,7 +112,10 @@ def plans(side: Side, policy: Policy) -> Iterator[Plan]:
             continue
         there, variance = len(cell.questions), 2 * noise.clustered
         yield Plan(
-            cell=bare(key.cell),
+            cell=named(key, side.cells),
+            model=key.model,
+            interval=key.interval,
+            seed=key.seed,
             margin=margin,
             questions=there,
             variance=variance,
@@ -104,25 +126,30 @@ def plans(side: Side, policy: Policy) -> Iterator[Plan]:
         )
 
 
-def needed(variance: float, margin: float, size: float, kurtosis: float, step: float) -> int:
+def needed(variance: float, margin: float, size: float, kurtosis: float, step: float, changed: float) -> int:
     """Return how many questions are needed to show "no worse than the margin" with 80% power; at least 5 clusters.
 
     variance, kurtosis: of a question's difference between two runs. size: how many questions a cluster has. step: by
-    how much one sample changes the mean score of its question. If the variance is 0, no score varies. The result is
-    then the number of questions whose unchanged scores suffice to show that scores fall on at most the share `margin`
-    of all questions. A result above `MOST_QUESTIONS` means only that more than `MOST_QUESTIONS` are needed.
+    how much one sample changes the mean score of its question. changed: the share of questions whose mean score differs
+    between two runs. If the variance is 0, no score varies. The result is then the number of questions whose unchanged
+    scores suffice to show that scores fall on at most the share `margin` of all questions. A result above
+    `MOST_QUESTIONS` means only that more than `MOST_QUESTIONS` are needed.
     """
-    fewest, unchanged = math.ceil(FEWEST * size), math.ceil(-math.log(ALPHA) / margin * size)
+    unchanged = -math.log(ALPHA) / margin * size
     if variance == 0:  # no score varies: bound the share of all questions that may differ
-        return max(fewest, unchanged)
-    # With fewer questions, all scores are equal in more than 20% of comparisons, which then need as many as above.
-    fewest = max(fewest, min(unchanged, math.ceil(-math.log(1 - POWER) * kurtosis * size)))
+        return math.ceil(max(FEWEST * size, unchanged))
+    # With fewer questions than `likely`, all scores are equal in more than 10% of comparisons (half of those that may
+    # fail), which then need as many as above.
+    likely = -math.log((1 - POWER) / 2) / changed * size
+    fewest = math.ceil(max(FEWEST * size, min(unchanged, likely)))
     # The margin that n questions show falls as n grows. If no count suffices, the result is above MOST_QUESTIONS.
     counts = range(fewest, MOST_QUESTIONS + 1)
     return fewest + bisect_left(counts, True, key=lambda n: _reach(n, variance, size, kurtosis, step) <= margin)
 
 
 def _samples(noise: _Noise, margin: float, questions: int) -> int | None:
+    """Return the smallest number of samples with which the questions suffice. It is found by bisection, because the
+    number of questions that are needed never rises with the number of samples."""
     counts = range(1, MOST_SAMPLES + 1)
     found = 1 + bisect_left(counts, True, key=lambda samples: noise.needed(margin, samples) <= questions)
     return found if found <= MOST_SAMPLES else None
@@ -136,11 +163,18 @@ def _reach(questions: int, variance: float, size: float, kurtosis: float, step: 
     error varies more than for normal data. In tables whose scores fell by chance, the comparison's bound lies below the
     bound of t for two reasons: it allows for a fall of one sample in one more cluster, and it is corrected for the
     skewness that chance gives to the differences.
+
+    The fall is Gaffke's (`_free_low` in `kvbench.report.stats.regression`): the weight of one more cluster is
+    exponentially distributed with the mean 1 / n. Its quantile, joined with the normal noise of the mean, is
+    approximated by Cornish and Fisher's formula.
     """
     clusters, se = questions / size, math.sqrt(variance / questions)
     tail = max(0.0, kurtosis - 3) / (4 * clusters)  # as in `tail_of`
     drop = smallest_drop(se, clusters - 1, alpha=2 * ALPHA, tail=tail)
-    return drop + step / clusters + SKEWED * kurtosis / clusters * se
+    fall = step / clusters
+    both = math.hypot(se, fall)
+    free = NORMAL * (both - se) + (NORMAL**2 - 1) / 3 * fall**3 / both**2
+    return drop + fall + max(free, SKEWED * kurtosis / clusters * se)
 
 
 def _noise(cell: Cell) -> _Noise | None:
@@ -155,18 +189,21 @@ def _noise(cell: Cell) -> _Noise | None:
     takes its place. For `clustered`, the variance from the scores' standard error with clusters (`_variance`) takes its
     place instead if it is larger than this limit.
     """
-    means, sources, variances, fourths = [], [], [], []
+    means, sources, variances, fourths, differing = [], [], [], [], []
     sums: dict[tuple[str, int], float] = defaultdict(float)  # by cluster and sample
     for question in cell.questions.values():
         scores = {sample: score for sample, score in enumerate(question.scores) if score is not None}
         if not scores:
             continue
-        mean = math.fsum(scores.values()) / len(scores)
+        least, most = min(scores.values()), max(scores.values())
+        mean = min(max(math.fsum(scores.values()) / len(scores), least), most)  # rounding shows no spread
         means.append(mean)
         sources.append(question.cluster)
         if (others := len(scores) - 1) > 0:
             variances.append(math.fsum((score - mean) ** 2 for score in scores.values()) / others)
             fourths.append(math.fsum((score - mean) ** 4 for score in scores.values()) / others)
+            equal = sum(count * (count - 1) for count in Counter(scores.values()).values())
+            differing.append(1 - equal / (len(scores) * others))
             for sample, score in scores.items():
                 sums[question.cluster, sample] += (score - mean) / math.sqrt(others)
     if not means:
@@ -179,7 +216,7 @@ def _noise(cell: Cell) -> _Noise | None:
     else:
         whole = math.fsum(means) / len(means)
         alone = whole * (1 - whole)
-        variances, fourths = [alone], [alone * (1 - 3 * alone)]
+        variances, fourths, differing = [alone], [alone * (1 - 3 * alone)], [2 * alone]
         together = _variance(means, groups)
     return _Noise(
         alone=alone,
@@ -188,6 +225,7 @@ def _noise(cell: Cell) -> _Noise | None:
         fourth=math.fsum(fourths) / len(fourths),
         size=groups.mean_size,
         source=source,
+        differing=tuple(differing),
     )
 
 

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
     from kvbench.report.rows import Floats
 
-ASKED = ("prompt_tokens_cut", *BY_QUESTION)
+# Without thinking, which the hash of the prompt tells.
+ASKED = ("prompt_tokens_cut", *(name for name in BY_QUESTION if name != "thinking"))
 USED = (
     KEY,
     *FACTS,
@@ -46,17 +47,27 @@ COLUMNS = tuple(dict.fromkeys(name for name in USED if name in NAMES))
 SAMPLES = 1 << 20  # a sample's number is below this
 
 
-def read_side(text: str, results: Path = Path("results")) -> Side:
+def read_sides(base: str, new: str) -> tuple[Side, Side]:
+    """Return both sides of a comparison. If a task is not installed and the records of one side do not state its main
+    score, the comparison uses the main score that the other side states. Raises UserError, SetupError."""
+    old = read_side(base)
+    now = read_side(new, stated=old.headlines())
+    if old.assumed & now.headlines().keys():
+        old = read_side(base, stated=now.headlines())
+    return old, now
+
+
+def read_side(text: str, results: Path = Path("results"), *, stated: Mapping[str, str] | None = None) -> Side:
     """Return one side. text: what the user typed as BASE or NEW. results: the folder of the runs that the user gives by
-    name. Raises UserError, SetupError."""
+    name. stated: by task, the column of the main score if this side does not state it. Raises UserError, SetupError."""
     if os.path.isfile(text) and text.endswith(".json"):
         return baseline.read(Path(text))
     whole = os.path.exists(text) or os.path.exists(results / text)
     names = [text] if whole else text.split(",")
-    return read_runs(find_runs(names, results), text)
+    return read_runs(find_runs(names, results), text, stated)
 
 
-def read_runs(paths: Sequence[Path], name: str) -> Side:
+def read_runs(paths: Sequence[Path], name: str, stated: Mapping[str, str] | None = None) -> Side:
     tables: list[tuple[str, pa.Table]] = []
     records: dict[str, Mapping[str, Any]] = {}
     named: dict[str, Path] = {}
@@ -81,7 +92,7 @@ def read_runs(paths: Sequence[Path], name: str) -> Side:
         else:
             tables.append((run, read_columns(path, COLUMNS)))
             records[run] = {}
-    side = of_tables(name, tables, records, named)
+    side = of_tables(name, tables, records, named, stated)
     folders = tuple(path for path in paths if path.is_dir())
     return replace(side, folders=folders, unfinished=unfinished, notices=(*notices, *side.notices))
 
@@ -91,10 +102,11 @@ def of_tables(
     tables: list[tuple[str, pa.Table]],
     records: Mapping[str, Mapping[str, Any]],
     paths: Mapping[str, Path],
+    stated: Mapping[str, str] | None = None,
 ) -> Side:
     """Return a side made of tables of rows. name: the side's name. tables: for each run its name and its rows, with the
     columns in `COLUMNS`. records: the environment of each run by the run's name; empty for a table without a folder.
-    paths: the folder or table of each run by the run's name.
+    paths: the folder or table of each run by the run's name. stated: as for `read_side`.
 
     Raises UserError if there are no rows, if a cell has a sample twice, or if the rows of one question had different
     prompts or settings. Raises SetupError for an invalid number of a sample.
@@ -106,18 +118,22 @@ def of_tables(
     rows, repeated = each_once(Rows.of(tables), paths)
     filled = FILLED | {"options": "{}"}
     rows = rows.having(**{column: rows.text(column).filled(value) for column, value in filled.items()})
-    cells = {cell.key: cell for cell in _cells(rows, records)}
-    return Side(name=name, cells=cells, sources=sources, notices=tuple(repeated))
+    scorings = {task: Scoring.of(task, records.values()) for task in rows.values("task")}
+    headlines = {**(stated or {}), **{task: s.headline for task, s in scorings.items() if s.known}}
+    assumed = frozenset(scorings.keys() - headlines.keys())
+    cells = {cell.key: cell for cell in _cells(rows, records, headlines)}
+    return Side(name=name, cells=cells, sources=sources, notices=tuple(repeated), assumed=assumed)
 
 
-def _cells(rows: Rows, records: Mapping[str, Mapping[str, Any]]) -> Iterator[Cell]:
+def _cells(rows: Rows, records: Mapping[str, Mapping[str, Any]], headlines: Mapping[str, str]) -> Iterator[Cell]:
     shared: dict[str, dict[str, Any]] = {name: {} for name in rows.text("method").names}
     for task, of_task in _split(rows, "task"):
         for model, of_model in _split(of_task, "model"):
             for seed, of_seed in _split(of_model, "seed"):
                 for method, budget, part in cells_of(of_seed, shared):
                     for interval, of_interval in _intervals(part):
-                        yield _cell(Key(model, task, method, budget, interval, seed), of_interval, records)
+                        key = Key(model, task, method, budget, interval, seed)
+                        yield _cell(key, of_interval, records, headlines.get(task, Scoring().headline))
 
 
 def _split(rows: Rows, column: str) -> Iterator[tuple[str, Rows]]:
@@ -134,11 +150,10 @@ def _intervals(rows: Rows) -> Iterator[tuple[int | None, Rows]]:
         yield None, rows.where(none)
 
 
-def _cell(key: Key, rows: Rows, records: Mapping[str, Mapping[str, Any]]) -> Cell:
+def _cell(key: Key, rows: Rows, records: Mapping[str, Mapping[str, Any]], headline: str) -> Cell:
     runs = rows.text(RUN)
     there = [runs.names[code] for code in runs.present()]
     answers = answered(rows)
-    headline = Scoring.of(key.task, [records[run] for run in there]).headline
     return Cell(
         key=key,
         run=", ".join(there),
@@ -262,10 +277,12 @@ def _most(values: Floats) -> float | None:
 
 def _figures(answers: Rows) -> dict[str, float]:
     """Return the figures of a cell over all its answers, by name: memory, speed, and the share of time that evictions
-    took. Unknown figures are left out."""
+    took. Unknown figures are left out. The time of answers without an eviction counts as 0: it is noise of the timer,
+    whose ratio between two runs means nothing."""
     rate = speed(answers)
     busy = sum(float(present(answers.number(name)).sum()) for name in ("decode_seconds", "evict_seconds"))
-    evicting = float(present(answers.number("evict_seconds")).sum())
+    after = answers.number("entries_after_evict")
+    evicting = float(present(answers.number("evict_seconds")[after == after]).sum())
     figures = {
         "kv_bytes_peak": mean(answers.number("kv_bytes_peak")),
         "kv_bytes_mean": mean(answers.number("kv_bytes_mean")),

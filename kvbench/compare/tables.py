@@ -77,7 +77,7 @@ class Comparison(Report):
         if surroundings:
             notes.append(f"Differs, and may change the last bits of logits: {'; '.join(surroundings)}.")
         if self.outcome.extra:
-            notes.append(f"In NEW only: {words.few(bare(key.cell) for key in self.outcome.extra)}.")
+            notes.append(f"In NEW only: {words.few(words.new_only(self.outcome).values())}.")
         notes += words.one_stage(self.outcome)
         notes += words.decisions(self.outcome)
         return [
@@ -99,7 +99,10 @@ class Comparison(Report):
             "unused": list(words.unused(outcome)),
             "decisions": list(words.decisions(outcome)),
             "differs": [{"class": kind, "what": what} for kind, what in words.differing(outcome)],
-            "new_only": [key.cell for key in outcome.extra],
+            "new_only": [
+                {"cell": cell, "model": key.model, "interval": key.interval, "seed": key.seed}
+                for key, cell in words.new_only(outcome).items()
+            ],
             "map": list(words.mapped(outcome)),
             "tables": [block.document() for block in self.blocks()],
         } | ({"flips": list(documents(outcome))} if self.flips else {})

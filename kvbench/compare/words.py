@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kvbench import errors
-from kvbench.compare.cell import Side
+from kvbench.compare.cell import Key, Side
 from kvbench.compare.facts import WORDS, Difference
 from kvbench.compare.outcome import Judged, Outcome
 from kvbench.errors import bare, counted, quote
@@ -18,11 +18,14 @@ WIDE = 0.2  # a note explains lower bounds that are further than this below the 
 
 
 def name(one: Judged, outcome: Outcome) -> str:
-    """Return a cell in words. If another cell of the outcome has the same task, method and budget, the text also states
-    this cell's model, interval and seed, as far as they differ from the other cell's."""
-    keys = [other.key for other in outcome.judged if other.key != one.key]
-    key = one.key
-    alike = [k for k in keys if (k.task, k.method, k.budget) == (key.task, key.method, key.budget)]
+    """Return a judged cell in words, told apart from the other judged cells (see `named`)."""
+    return named(one.key, [other.key for other in outcome.judged])
+
+
+def named(key: Key, keys: Iterable[Key]) -> str:
+    """Return a cell in words. If another cell in `keys` has the same task, method and budget, the text also states this
+    cell's model, interval and seed, as far as they differ from the other cell's."""
+    alike = [k for k in keys if k.cell == key.cell]
     parts = {"model": key.model, "interval": key.interval, "seed": key.seed}
     own = [f"{part} {value}" for part, value in parts.items() if any(getattr(k, part) != value for k in alike)]
     return bare(key.cell) + (f" ({bare(', '.join(own))})" if own else "")
@@ -232,9 +235,15 @@ def mapped(outcome: Outcome) -> Iterator[str]:
     if pairs:
         alike = all(pair.base.key.method == pair.new.key.method for pair in pairs)
         yield f"--map compares {few(models if alike else both)}."
-    for keys, side in zip(outcome.aside, ("BASE", "NEW")):
+    for keys, side, cells in zip(outcome.aside, ("BASE", "NEW"), (outcome.base.cells, outcome.new.cells)):
         if keys:
-            yield f"--map leaves out cells of {side}: {few(bare(key.cell) for key in keys)}."
+            yield f"--map leaves out cells of {side}: {few(named(key, cells) for key in keys)}."
+
+
+def new_only(outcome: Outcome) -> dict[Key, str]:
+    """Return the cells that only NEW has, in words, told apart from all cells of the comparison."""
+    keys = [*outcome.extra, *(one.key for one in outcome.judged)]
+    return {key: named(key, keys) for key in outcome.extra}
 
 
 def method(one: Judged) -> str:

@@ -6,12 +6,15 @@ import json
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from kvbench.cli.app import main
 from kvbench.cli.commands.compare import _plain
 from kvbench.compare import planted
+from kvbench.compare.decisions import decided
+from kvbench.compare.reading import read_side
 from kvbench.errors import UserError
 from kvbench.runner import inputs
 from kvbench.sources import hub
@@ -169,6 +172,15 @@ def test_a_replay_asks_for_nothing_that_a_folder_names(compare, monkeypatch: pyt
     assert len(seen) == 1
 
 
+def test_a_replay_without_answers_of_the_full_cache_says_what_to_run(make_run: Callable, rows: Callable) -> None:
+    run = read_side(str(make_run("a", rows([1.0] * 6))))
+    works = {"walk": SimpleNamespace(task=SimpleNamespace(name="walk"), prompts=[])}
+    model = SimpleNamespace(tokenizer=None)
+    loaded = SimpleNamespace(works=works, context=100, load_model=lambda config: model)
+    with pytest.raises(UserError, match=r"that replay can read\. Run 'a' again with the method full too\.$"):
+        decided(run, SimpleNamespace(tasks=["walk"], seed=0), loaded)
+
+
 def test_flips_show_both_answers(compare) -> None:
     for format in ("text", "markdown"):
         _, out, _ = compare("before", "after", "--flips", "--format", format)
@@ -182,6 +194,7 @@ def test_plan(compare) -> None:
     code, out, _ = compare("after", "--plan", "--margin", "0.05")
     assert code == 0
     assert "at 64" in out
+    assert compare("after", "--plan", "--margin", "0.05", "--save", "planned.json")[0] == 0
     code, _, err = compare("after", "--plan")
     assert (code, err) == (2, "error: --plan needs a margin above 0, as in --margin 0.02.\n")
 
@@ -199,6 +212,12 @@ def test_plan(compare) -> None:
             "error: --format 'markdown' needs a comparison, but --plan compares nothing. Choose text or json.\n",
         ),
         (("main", "--save", "x.json", "--strict"), "error: --save takes BASE alone; leave out --strict.\n"),
+        (("main", "--save", "x.json", "--margin", "0.3"), "error: --save takes BASE alone; leave out --margin.\n"),
+        (("main", "--save", "x.json", "--gate", "g.toml"), "error: --save takes BASE alone; leave out --gate.\n"),
+        (
+            ("main", "again", "--flips", "--format", "junit"),
+            "error: --format 'junit' does not show --flips. Choose text, json, markdown or github.\n",
+        ),
         (("main", "--plan", "--map", "gkv=mine"), "error: --plan takes BASE alone; leave out --map.\n"),
         (("main", "again", "--task", "walk"), "error: --task belongs to --replay; add --replay or leave out --task.\n"),
         (

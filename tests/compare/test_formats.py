@@ -116,11 +116,14 @@ def test_a_reason_beside_equal_answers_is_in_the_tables(side, rows) -> None:
 
 
 def test_a_plan_beyond_its_cap_says_so() -> None:
-    assert needed(0.5, 1e-6, 1.0, 2.0, 1.0) == MOST_QUESTIONS + 1
-    assert 1239 <= needed(0.5, 0.05, 1.0, 2.0, 1.0) <= 1300  # at least as many as t alone needs
+    assert needed(0.5, 1e-6, 1.0, 2.0, 1.0, 0.5) == MOST_QUESTIONS + 1
+    assert 1239 <= needed(0.5, 0.05, 1.0, 2.0, 1.0, 0.5) <= 1300  # at least as many as t alone needs
     most = dict.fromkeys(SAMPLES, MOST_QUESTIONS + 1)
     plan = Plan(
         cell="c",
+        model="m",
+        interval=None,
+        seed="0",
         margin=1e-6,
         questions=9,
         variance=0.5,
@@ -182,22 +185,41 @@ def test_a_plan_without_spread_says_so(side: Callable, rows: Callable) -> None:
         assert said in planning.text([plan])
 
 
-@pytest.mark.parametrize(("uneven", "samples", "margin"), [(0.04, 4, 0.05), (0.04, 1, 0.05), (0.5, 8, 0.05)])
-def test_as_many_questions_as_planned_suffice(uneven: float, samples: int, margin: float, side, rows) -> None:
-    """A share of the questions is answered right in half of the samples, every other question in all samples."""
+@pytest.mark.parametrize(
+    ("uneven", "chance", "lost", "samples", "margin"),
+    [
+        (0.04, 0.5, 1.0, 4, 0.05),
+        (0.04, 0.5, 1.0, 1, 0.05),
+        (0.5, 0.5, 1.0, 8, 0.05),
+        (1.0, 0.05, 0.1, 1, 0.05),
+        (1.0, 0.3, 0.25, 1, 0.1),
+    ],
+)
+def test_as_many_questions_as_planned_suffice(uneven, chance, lost, samples, margin, side, rows) -> None:
+    """The samples of a share of the questions lose a part of their score by chance; all other samples are right."""
     draw = np.random.default_rng(0)
 
-    def scores(questions: int, samples: int) -> np.ndarray:
-        chance = np.where(np.arange(questions) < uneven * questions, 0.5, 1.0)
-        return draw.binomial(1, draw.permutation(chance)[:, None], (questions, samples)).astype(float)
+    def scores(falls: np.ndarray, samples: int) -> np.ndarray:
+        return 1 - lost * draw.binomial(1, chance * falls[:, None], (len(falls), samples))
 
-    [plan] = planning.plans(side("a", rows(scores(200, 32).tolist())), Policy(margin=margin))
+    base = scores(draw.permutation(np.arange(200) < uneven * 200), 16)
+    [plan] = planning.plans(side("a", rows(base.tolist())), Policy(margin=margin))
     passed = 0
     for _ in range(100):
-        chance = np.where(draw.random(plan.needed[samples]) < uneven, 0.5, 1.0)[:, None]
-        both = (draw.binomial(1, chance, (len(chance), samples)) for _ in range(2))
-        passed += regression(*both, permutations=2).low > -margin
+        falls = draw.random(plan.needed[samples]) < uneven
+        passed += regression(scores(falls, samples), scores(falls, samples), permutations=2).low > -margin
     assert passed >= 68  # three standard errors below 80
+
+
+@pytest.mark.parametrize(("uneven", "margin"), [(1, 0.05), (8, 0.05), (26, 0.1)])
+def test_a_plan_agrees_with_its_own_questions(uneven: int, margin: float, side, rows) -> None:
+    """More samples never need more questions, and the first number that suffices for the cell's own is found."""
+    [plan] = planning.plans(side("a", rows([[1.0, 0.0]] * uneven + [[1.0] * 2] * (40 - uneven))), Policy(margin=margin))
+    counts = list(plan.needed.values())
+    assert counts == sorted(counts, reverse=True)
+    enough = [samples for samples, count in plan.needed.items() if count <= plan.questions]
+    assert bool(enough) == (plan.samples is not None)
+    assert not enough or plan.samples <= enough[0]
 
 
 def clustered(made: list[dict], size: int = 6) -> list[dict]:

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from kvbench.compare import baseline
+from kvbench.compare import baseline, planning
 from kvbench.compare.cell import Key
 from kvbench.compare.matching import parse_map
 from kvbench.compare.outcome import compare
 from kvbench.compare.planted import checks
 from kvbench.compare.policy import Policy, Rule
-from kvbench.compare.reading import read_runs
+from kvbench.compare.reading import read_runs, read_sides
 from kvbench.compare.tables import Comparison
 from kvbench.compare.words import differing, mapped, unused
 from kvbench.errors import SetupError, UserError
@@ -107,6 +107,25 @@ def test_rows_of_several_folders_count_once_as_in_a_report(make_run, rows) -> No
     assert joined.notices[0].startswith("8 rows of b left out: a has the same rows, which are used instead (")
     [mine], [theirs] = joined.cells.values(), alone.cells.values()
     assert (mine.questions, mine.digest) == (theirs.questions, theirs.digest)
+
+
+@pytest.mark.parametrize(("base", "new"), [("table", "own"), ("own", "table"), ("own", "other"), ("table", "table")])
+def test_one_statement_of_the_main_score_is_enough(make_run, rows, base, new) -> None:
+    """The task of a plug-in that is not installed: a table states no main score."""
+    gone = rows(SCORES, task="gone", score=0.0)
+    runs = {}
+    for run, score in (("own", "score_partial"), ("other", "score_strict")):
+        stated = {"version": "1", "data": {}, "headline": score}
+        runs[run] = str(make_run(run, gone, tasks={"gone": stated}))
+    runs["table"] = f"{make_run('bare', gone)}/rows.parquet"
+    if (base, new) == ("own", "other"):
+        with pytest.raises(UserError, match="score is score_partial in own and score_strict in other"):
+            compare(*read_sides(runs[base], runs[new]), NONE)
+        return
+    sides = read_sides(runs[base], runs[new])
+    assert compare(*sides, NONE).exit_code == 0
+    main = "score" if "own" not in (base, new) else "score_partial"
+    assert {cell.headline for side in sides for cell in side.cells.values()} == {main}
 
 
 def test_a_mapped_method_permits_no_other_weights(side, rows) -> None:
@@ -253,3 +272,18 @@ def test_later_turns_with_images_compare_with_text_and_a_reset_does_not(side, ro
     for mode in ("reset", "reset (template)"):
         with pytest.raises(UserError, match="later turns"):
             compare(side("a", shown), side("b", rows(SCORES, multi_turn_cache=mode)), NONE)
+
+
+def test_cells_with_one_name_are_told_apart(side, rows) -> None:
+    seeds = [rows([1.0] * 6, method=method, seed=seed) for method in ("gkv", "mine") for seed in (0, 1)]
+    base, new = side("a", *seeds), side("b", *seeds, rows([1.0] * 6, seed=1, interval=64))
+    names = ["gkv at 48 on walk (interval 32, seed 0)", "gkv at 48 on walk (interval 32, seed 1)"]
+    other = "gkv at 48 on walk (interval 64, seed 1)"
+    assert [plan.cell for plan in planning.plans(new, Policy(margin=0.05))][:3] == [*names, other]
+    tables = Comparison.make(compare(base, new, NONE))
+    assert tables.data()["new_only"] == [{"cell": other, "model": "tiny", "interval": 64, "seed": "1"}]
+    assert any(f"In NEW only: {other}." in line for line in FORMATS["text"](tables).splitlines())
+    assert list(mapped(compare(base, new, NONE, parse_map(["gkv=mine"]))))[1:] == [
+        "--map leaves out cells of BASE: mine at 48 on walk (seed 0), mine at 48 on walk (seed 1).",
+        f"--map leaves out cells of NEW: {', '.join([*names, other])}.",
+    ]

@@ -46,3 +46,13 @@ def test_shares_of_prompts_that_hold_earlier_answers(mode, changes, code, side, 
     baseline.write(tmp_path / "b.json", new)
     kept = [baseline.read(tmp_path / name) for name in ("a.json", "b.json")]
     assert compare(*kept, Policy()).exit_code == code
+
+
+@pytest.mark.parametrize(("after", "code"), [(None, 0), (48.0, 5)])
+def test_a_limit_on_the_time_of_evictions_needs_evictions(after, code, side, rows) -> None:
+    """The timer's noise in an answer without an eviction is no time of evictions."""
+    base, new = (
+        side(name, rows(SCORES, entries_after_evict=after, evict_seconds=seconds, **changes))
+        for name, seconds, changes in (("a", 1e-5, {}), ("b", 1e-3, OTHER))
+    )
+    assert compare(base, new, Policy(limits={"evict_share": 5})).exit_code == code

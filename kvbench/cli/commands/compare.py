@@ -81,27 +81,30 @@ def compare(
 ) -> int:
     """Test whether NEW is worse than BASE: by equality where answers must be equal, otherwise by paired tests."""
     parse("--format", choice(*FORMATS), format)
-    from kvbench.compare.reading import read_side
+    format = "json" if json else format
+    from kvbench.compare.reading import read_side, read_sides
 
     alone = "--save" if save is not None else "--plan" if plan else ""
-    others = {"--map": map_, "--flips": flips, "--two-stage": two_stage, "--strict": strict}
+    others: dict[str, object] = {"--map": map_, "--flips": flips, "--two-stage": two_stage, "--strict": strict}
+    if not plan:
+        others |= {"--margin": margin, "--gate": gate}
     _check(typed, alone, new, [flag for flag, given in others.items() if given], format, replay=replay)
     load_plugins(typed["plugin"] or [])  # those that a run's folder names are never imported
     policy = _policy(margin, gate, strict)
-    old = read_side(base)
     if alone:
-        return _alone(_decided(old, typed) if replay else old, save, plan, policy, as_json=json or format == "json")
+        old = read_side(base)
+        return _alone(_decided(old, typed) if replay else old, save, plan, policy, as_json=format == "json")
     from kvbench.compare.matching import parse_map
     from kvbench.compare.outcome import compare as judge
 
     assert new is not None
-    mapping, now = parse_map(map_ or []), read_side(new)
+    mapping, (old, now) = parse_map(map_ or []), read_sides(base, new)
     if replay:
         old, now = _both_decided(old, now, mapping, typed)
     outcome = judge(old, now, policy, mapping, stages=2 if two_stage else 1)
     _say(outcome, quiet=format == "github")
-    drawn = _drawn(outcome, "json" if json else format, flips)
-    print(_plain(drawn) if format in ("text", "markdown") and not json else drawn)
+    drawn = _drawn(outcome, format, flips)
+    print(_plain(drawn) if format in ("text", "markdown") else drawn)
     return outcome.exit_code
 
 
@@ -111,7 +114,7 @@ def _check(
     """Raise UserError for options that cannot be given together, and if NEW is missing.
 
     alone: the given option that takes BASE without NEW (--save, --plan); "" if there is none. others: the given options
-    that need NEW.
+    that have no effect with `alone`.
     """
     if alone and new is not None:
         raise UserError(f"{alone} takes BASE alone; leave out {quote(new)}.")
@@ -123,6 +126,8 @@ def _check(
         raise UserError(f"{alone} takes BASE alone; leave out {others[0]}.")
     if not alone and new is None:
         raise UserError("give a second run: kvbench compare BASE NEW. --save and --plan take BASE alone.")
+    if "--flips" in others and format == "junit":
+        raise UserError("--format 'junit' does not show --flips. Choose text, json, markdown or github.")
     given = [name for name in AGAIN if name != "plugin" and typed[name]]
     if given and not replay:
         flag = f"--{given[0].replace('_', '-')}"
