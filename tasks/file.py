@@ -18,12 +18,14 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from kvbench.errors import UserError, bare, counted, quote
 from kvbench.registry import tasks
 from kvbench.scoring.boxed import after_thinking, last_box
+from kvbench.scoring.latex import FONT, as_text
 from kvbench.scoring.math import boxed, score_math
 from kvbench.sources.data import FILE_LIMIT, is_inside, json_type, read_jsonl, read_plain
 from kvbench.task import IMAGE, DataSource, Doc, GenSpec, Image, Output, Score, Task
@@ -33,14 +35,14 @@ from kvbench.taskkit.rows import reasoning
 SHOWN = 5  # how many of a file's problems the error message lists
 MEDIA = re.compile(r"(?<![a-z])(images?|img|pictures?|photos?|videos?|audios?)(?![a-z])", re.I)  # in names of fields
 _OPERATOR = re.compile(r"[+*/^=_\\]|-.*[a-z]|[a-z].*-")  # "A-B-C" may be an order
-_FONT = re.compile(r"\\(?:text|mathrm|textbf|mathbf|textit|mathit)(?![a-zA-Z])")  # LaTeX commands around a text
+_SCIENTIFIC = re.compile(r"\s*[-+]?[0-9]+(?:\.[0-9]+)?[eE][-+]?[0-9]{1,3}\s*")
 # The fields that may hold text, as `_wrong` checks them: name, whether numbers are allowed, whether it is required.
 _TEXTS = tuple((field, False, False) for field in ("context", "system", "answer_prefix", "category", "cluster_id"))
 
 
 @tasks.register("file")
 class FileTask(Task):
-    version = "3"  # answers of the same text as a reference with a digit; the answer prefix is part of the answer
+    version = "4"  # LaTeX's markup is no part of a text; a reference such as 1e-05 is a number
     suite = "own"
     summary = "your own questions from a JSON-lines file (--task-file)"
     prompt_styles = ("default", "plain")
@@ -63,7 +65,7 @@ class FileTask(Task):
         return reasoning(model_type, max_new_tokens=8192)
 
     def score(self, doc: Doc, output: Output) -> Score:
-        whole, reference = doc.turns[0].answer_prefix + output.text, str(doc.reference)
+        whole, reference = doc.turns[0].answer_prefix + output.text, decimal(str(doc.reference))
         answer, shown = (after_thinking(text, output.thinking) for text in (output.text, whole))
         box = last_box(shown)
         texts = {answer, shown} if box is None else {box}
@@ -71,7 +73,7 @@ class FileTask(Task):
             # Numbers in the prefix are no answer; but the prefix may open the box.
             read = output.text if box == last_box(answer) else whole
             score = score_math(read, reference, thinking=output.thinking)
-            if unwrapped(reference).rstrip(".") in {unwrapped(text).rstrip(".") for text in texts}:
+            if unwrapped(reference).rstrip(".") in {decimal(unwrapped(text).rstrip(".")) for text in texts}:
                 score = replace(score, value=1.0, strict=float(box is not None))
             return score
         right = any(fold(text) == fold(reference) or same_algebra(text, reference) for text in texts)
@@ -113,11 +115,15 @@ def fold(text: str) -> str:
 
 
 def unwrapped(text: str) -> str:
-    """Return a text with single blanks, without ``$``, ``\\text{}``, ``\\mathrm{}``, ``\\textbf{}`` and ``\\mathbf{}``
-    around the whole text, and without parentheses around a single letter."""
-    text = re.sub(r"^\\(?:text|mathrm|textbf|mathbf)\{(.*)\}$", r"\1", text.strip().strip("$"))
-    text = re.sub(r"^\((\w)\)$", r"\1", text)
-    return " ".join(text.split())
+    """Return a text without LaTeX's markup (`as_text`), without ``$`` at its ends, and without parentheses around a
+    single letter."""
+    return re.sub(r"^\((\w)\)$", r"\1", as_text(text).strip("$").strip())
+
+
+def decimal(text: str) -> str:
+    """Return a number in scientific notation, such as "1e-05", as a plain decimal, because math-verify reads the "e" as
+    a variable. Any other text is returned unchanged."""
+    return format(Decimal(text.strip()), "f") if _SCIENTIFIC.fullmatch(text) else text
 
 
 def same_algebra(text: str, reference: str) -> bool:
@@ -128,7 +134,7 @@ def same_algebra(text: str, reference: str) -> bool:
     """
     letters, others = (set(re.sub(r"\\[a-zA-Z]+|[\W\d_]", "", part)) for part in (text, reference))
     long = re.search(r"(?<![^\W\d_])(?<!\\)[^\W\d_]{4,}", reference)
-    if long or letters != others or not _OPERATOR.search(_FONT.sub("", reference)):
+    if long or letters != others or not _OPERATOR.search(FONT.sub("", reference)):
         return False
     return bool(score_math(boxed(text), reference, thinking=False).value)
 

@@ -48,7 +48,7 @@ def _files(variant: str) -> range:
 
 @tasks.register("livecodebench", aliases=("lcb",))
 class LiveCodeBench(Task):
-    version = "2"  # annotations are evaluated, as in LiveCodeBench's checker
+    version = "3"  # programs may import sympy, mpmath and networkx, and open /dev/stdin
     suite = "code"
     summary = "LiveCodeBench, 1055 contest problems; runs the answers in a sandbox"
     variants = (

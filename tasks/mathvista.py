@@ -39,7 +39,7 @@ HINTS = {
 
 @tasks.register("mathvista")
 class MathVista(Task):
-    version = "2"  # more wordings; an unfinished thinking block that the task forbids is the answer
+    version = "3"  # options that are formulas; "Therefore, B."; a box that is no option counts as the nearest
     suite = "vision"
     summary = (
         "MathVista testmini, 1,000 questions on pictures, mathematics and charts (needs a model that reads images)"

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 
+from kvbench.sources.tokenizer import THINKING_TAGS
+
 _BOX = re.compile(r"\\(?:boxed|fbox)\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # or an escaped character: an escaped brace is printed and opens no group
-_OPEN, _CLOSE = re.compile("<(?:seed:)?think>"), re.compile("</(?:seed:)?think>")  # seed: the tags of Seed-OSS
+_OPEN, _CLOSE = (re.compile(f"<{slash}(?:{'|'.join(THINKING_TAGS)})>") for slash in ("", "/"))
 
 
 def thinking_tags(text: str) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import itertools
 import math
 import os
 import re
@@ -36,7 +37,8 @@ from kvbench.scoring.livecodebench_compare import read_json, same_lines, same_va
 from kvbench.scoring.sandbox import Box, BoxError, Outcome, Sandbox, inside
 
 SECONDS = 6.0  # per test, LiveCodeBench's default
-PACKAGES = ("numpy",)  # programs may import it, as in LiveCodeBench's environment
+# Packages that programs may import, as in LiveCodeBench's environment, and those that each of them needs.
+PACKAGES = {"numpy": (), "sympy": ("mpmath",), "mpmath": (), "networkx": ("numpy",)}
 _STAR = re.findall(
     r"\w+",
     "string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json "
@@ -156,7 +158,8 @@ class _Problem:
 
 
 def _grade(program: str, problem: _Problem, sandbox: Sandbox) -> Grades:
-    packages = [name for name in PACKAGES if re.search(rf"\b{name}\b", program)]
+    named = [(name, *needs) for name, needs in PACKAGES.items() if re.search(rf"\b{name}\b", program)]
+    packages = list(dict.fromkeys(itertools.chain(*named)))
     with sandbox.box(packages) as box:
         preload = [name for name, _ in box.tier.packages(packages)]
         options = {"prelude": PRELUDE, "function": problem.function, "preload": preload}

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kvbench.scoring.boxed import last_box
+from kvbench.scoring.latex import as_text, in_one_line
 from kvbench.scoring.literals import literals
 
 KINDS = ("text", "integer", "float", "list")
@@ -22,8 +23,12 @@ _INTRODUCED = re.compile(
     r"|\bI(?:\s+would|'d)?\s+choose(?=\W{1,4}(?:(?:option|choice)\W{1,4})?(?-i:[A-Z])\b)",
     re.IGNORECASE,
 )
-_RIGHT_OPTION = re.compile(
-    r"\b(?i:option|choice)\W{1,4}([A-Z])\W{1,4}(?:is|must\s+be)\s+(?:the\s+)?(?:correct|right|answer)\b"
+_IS_RIGHT = r"\W{1,4}(?:is|must\s+be)\s+(?:the\s+)?(?:correct|right|answer)\b"
+_RIGHT_OPTION = re.compile(  # "option B is correct", "Thus, B is correct", "Therefore, B."
+    rf"\b(?:(?i:option|choice)\W{{1,4}}(?P<named>[A-Z]){_IS_RIGHT}"
+    r"|(?i:hence|thus|therefore|so)\W{1,4}(?i:(?:the\s+)?(?:correct\s+)?(?:option|choice|answer)\W{1,4})?"
+    rf"(?P<concluded>[A-Z])(?:{_IS_RIGHT}|[.!*)\s]*$))",
+    re.MULTILINE,
 )
 _PLAIN = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|\.[0-9]+"
 _NUMBER = re.compile(  # a fraction or a number, but no digits of a word such as CO2
@@ -38,6 +43,7 @@ _LETTER = re.compile(r"\(([A-Za-z])\)")
 _LEAD = r"[\s:(]*(?:(?:the\s+)?(?:correct\s+)?(?:option|choice|answer)\b[\s:(]*)?"
 _FIRST_LETTER = re.compile(rf"(?i:{_LEAD})([A-Z])\s*(?:[).:,]|$)")
 _LONE_LETTER = re.compile(rf"(?i:{_LEAD})([A-Z])\s")
+_ENDS = r"(?!\w|\.[0-9]|\s*(?:[\^/\\]|sqrt\())"  # behind an option: it is no part of a longer number or formula
 _LIST = re.compile(r"\[[^\[\]]*\]")
 
 
@@ -75,12 +81,13 @@ def direct(text: str, wanted: Wanted, *, quoted: bool = False) -> str | None:
 
 def by_rule(text: str, wanted: Wanted) -> str | None:
     """Return the answer in a text: from its last box, else from the text behind its last "answer is" or a similar
-    phrase, else the letter in its last "option B is correct", else from its last line; None if none of them holds an
-    answer."""
+    phrase, else the letter in its last "option B is correct" or "Therefore, B.", else from its last line. If none of
+    them holds an answer, a box with a digit counts as the nearest option; otherwise the result is None."""
     for part, introduced in _places(text):
         if (answer := _read(part, wanted, introduced)) is not None:
             return answer
-    return None
+    box = last_box(text) or ""
+    return _nearest(box, wanted.choices) if wanted.choices and re.search("[0-9]", box) else None
 
 
 def normalise(extraction: str, wanted: Wanted) -> str | None:
@@ -127,7 +134,7 @@ def _places(text: str) -> Iterator[tuple[str, bool]]:
         yield box, True
     if ends := [match.end() for match in _INTRODUCED.finditer(text)]:
         yield text[ends[-1] :].split("\n\n")[0], True
-    if named := _RIGHT_OPTION.findall(text):
+    if named := [match[match.lastgroup or 0] for match in _RIGHT_OPTION.finditer(text)]:
         yield named[-1], True
     if lines := text.strip().splitlines():
         yield lines[-1], False
@@ -184,7 +191,7 @@ def _option(part: str, choices: Sequence[str], introduced: bool) -> str | None:
         if first:
             return first
     named = next(filter(None, (_letter(found, choices) for found in reversed(list(_LETTER.finditer(part))))), None)
-    return named or _longest(choices, part, r"(?<!\w)", re.search)
+    return named or _longest(choices, part, r"(?<![\w^])(?<![0-9][./])", re.search)
 
 
 def _letter(found: re.Match[str] | None, choices: Sequence[str]) -> str | None:
@@ -197,8 +204,26 @@ def _letter(found: re.Match[str] | None, choices: Sequence[str]) -> str | None:
 def _longest(choices: Sequence[str], part: str, before: str, look: Callable[..., object]) -> str | None:
     """Return the longest option that occurs in a text; None without one. before: a regular expression that must match
     just before the option. look: `re.match` (at the beginning of the text) or `re.search` (anywhere)."""
-    there = [c for c in choices if look(rf"{before}{re.escape(_plain(c).strip() or c)}(?!\w)", part, re.IGNORECASE)]
+    line = in_one_line(part)
+    there = [choice for choice in choices if look(before + _pattern(choice) + _ENDS, line, re.IGNORECASE)]
     return max(there, key=len, default=None)
+
+
+def _pattern(choice: str) -> str:
+    """Return a regular expression for an option in the form of `in_one_line`. Blanks and the degree sign may differ,
+    but numbers and words stay apart."""
+    pieces = re.findall(r"[^\W\d_]+|[0-9]+|\S", in_one_line(_plain(choice)) or choice)
+    pattern = ""
+    for last, piece in zip(["", *pieces], pieces):
+        apart = r"\s+" if (last.isalpha() and piece.isalpha()) or (last.isdigit() and piece.isdigit()) else r"\s*"
+        pattern += (apart if last else "") + re.escape(piece) + "?" * (piece == "°" and len(pieces) > 1)
+    return pattern
+
+
+def _nearest(formula: str, choices: Sequence[str]) -> str:
+    """Return the option with the smallest edit distance from a formula, both in one line."""
+    line = as_text(_plain(formula))
+    return min(choices, key=lambda choice: distance(line, as_text(_plain(choice))))
 
 
 def _listed(part: str) -> str | None:

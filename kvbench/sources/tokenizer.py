@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+THINKING_TAGS = ("think", "seed:think")  # names of the tags around thinking blocks; seed: those of Seed-OSS
 TODAY = datetime(2026, 1, 1)  # the date that chat templates write: prompts must be the same on every day
 # Model types that have repositories with a wrong rule for splitting text, as transformers lists them.
 MISTRAL = frozenset({"mistral", "mistral3", "ministral", "pixtral", "voxtral"})
@@ -40,6 +43,31 @@ def read_tokenizer(where: str, revision: str | None = None) -> Any:
         folder = str(_file(where, "tokenizer.json", revision).parent)
         return kind.from_pretrained(folder, trust_remote_code=False, fix_mistral_regex=True)
     return tokenizer
+
+
+def decode(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Return the text of token ids without special tokens. The tags of thinking blocks stay, because scorers search the
+    text for them; some fine-tuned models mark these tags as special tokens."""
+    hidden = hidden_tokens(tokenizer)
+    if len(hidden) == len(_special_tokens(tokenizer)):  # no tag is special
+        return str(tokenizer.decode(ids, skip_special_tokens=True))
+    return str(tokenizer.decode([i for i in ids if i not in hidden], skip_special_tokens=False))
+
+
+@functools.lru_cache(maxsize=4)
+def hidden_tokens(tokenizer: Any) -> Mapping[int, str]:
+    """Return the special tokens that `decode` leaves out: {id: text}."""
+    tags = {f"<{slash}{name}>" for name in THINKING_TAGS for slash in ("", "/")}
+    return {i: text for i, text in _special_tokens(tokenizer).items() if text not in tags}
+
+
+@functools.lru_cache(maxsize=4)
+def _special_tokens(tokenizer: Any) -> Mapping[int, str]:
+    """Return all special tokens of a tokenizer: {id: text}. Some added tokens are special, but not in
+    `all_special_tokens`."""
+    named = zip(getattr(tokenizer, "all_special_ids", ()), getattr(tokenizer, "all_special_tokens", ()), strict=True)
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return dict(named) | {i: str(token) for i, token in added.items() if token.special}
 
 
 def _splitting(tokenizer: Any) -> str:

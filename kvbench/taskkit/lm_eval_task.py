@@ -2,7 +2,9 @@
 
 lm-eval makes documents and prompts with its own seeds, and its own filters and metrics score every answer alone. The
 headline score is the first metric that is a mean over answers and is higher for better answers, under the first filter
-that does not vote over several answers. docs/lm-eval.md says what is not run this way.
+that does not vote over several answers. Unlike lm-eval, kvbench scores the text behind a thinking block, and asks
+without thinking by default: the tasks allow few new tokens, and their stop strings would end a block.
+docs/lm-eval.md says what is not run this way.
 """
 
 from __future__ import annotations
@@ -26,11 +28,13 @@ from kvbench.sources.data import hub_error
 from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
 from kvbench.taskkit.lm_eval_source import Definition, LocalRows, commit, definition, generation, quiet
 from kvbench.taskkit.names import gated_data
+from kvbench.taskkit.rows import answer as shown
 
 RAW, CHAT = "lm_eval", "plain"  # prompt styles
 SEED, OTHER_SEED = 0, 1234  # lm-eval's defaults for Python's random numbers, and for NumPy's and few-shot examples
 VOTES = ("take_first_k", "majority_vote")  # filters that need several answers to one question
 NO_MATCH = "[invalid]"  # result of lm-eval's filters for an answer without a match
+BEHIND = "answer-behind-thinking"  # part of the version in the style `plain`
 LONGEST = 500  # most characters of an extracted answer that a row keeps
 
 
@@ -46,15 +50,15 @@ class LMEvalTask(Task):
         super().__init__()
         self.name = f"lm_eval:{name}"
         self.known_as = name
-        self._marks: tuple[str, ...] = ()  # how the documents differ from the official ones
+        self._marks: tuple[str, ...] = ()  # how documents and scores differ from the official ones
         self._first: Mapping[str, Any] = {}  # the first document, from which lm-eval infers the form of all documents
         self._about: dict[str, Any] = {}
         self._notes: list[str] = []
 
     @property
     def version(self) -> str:  # type: ignore[override]
-        """Return a version such as ``3.0+lm-eval-0.4.13``: the task's version in lm-eval, and lm-eval's own. If the
-        documents differ from the official ones, suffixes name the differences. All parts are joined by "+"."""
+        """Return a version such as ``3.0+lm-eval-0.4.13``: the task's version in lm-eval, and lm-eval's own. Suffixes
+        name how documents and scores differ from the official ones. All parts are joined by "+"."""
         import importlib.metadata
 
         own = (definition(self.known_as).config.metadata or {}).get("version", "?")
@@ -67,11 +71,11 @@ class LMEvalTask(Task):
         return definition(self.known_as).config.dataset_path in gated_data()
 
     def gen(self, model_type: str) -> GenSpec:
-        """Return the generation settings of the YAML file; greedy decoding gets one sample, because all samples
-        would be equal."""
+        """Return the generation settings of the YAML file, without thinking; greedy decoding gets one sample, because
+        all samples would be equal."""
         config = definition(self.known_as).config
         spec = generation(config.generation_kwargs, f"task {quote(self.name)}")
-        return replace(spec, n=config.repeats if spec.temperature > 0 else 1)
+        return replace(spec, n=config.repeats if spec.temperature > 0 else 1, thinking=False)
 
     def docs(self, source: DataSource, *, style: str = RAW, limit: int | None = None) -> list[Doc]:
         yaml = definition(self.known_as)
@@ -98,6 +102,7 @@ class LMEvalTask(Task):
                 task.build_all_requests(limit=limit, apply_chat_template=chat is not None, chat_template=chat)
             except Exception as error:  # such as too few documents for the examples, or a missing column
                 raise _misfit(self.name, error) from None
+        self._marks = (BEHIND,) if style == CHAT else ()
         self._describe(yaml, rows, task, revision)
         return [
             Doc(
@@ -111,7 +116,7 @@ class LMEvalTask(Task):
     def score(self, doc: Doc, output: Output) -> Score:
         task = _scorer(self.known_as, pickle.dumps(dict(self._first)))
         metric, filters = _metric(task, self.name), _filters(task.config, self.name)
-        instance = _instance(self.known_as, doc.reference, output.text)
+        instance = _instance(self.known_as, doc.reference, shown(output))
         results: dict[str, Any] = {}
         for ensemble in filters:
             ensemble.apply([instance])
@@ -150,7 +155,7 @@ class LMEvalTask(Task):
                 "rows": len(task.eval_docs),
             }
         elif not rows.official:
-            self._marks = ("fewshot-from-asked-rows",)
+            self._marks += ("fewshot-from-asked-rows",)
             self._notes.append(
                 f"task {quote(self.name)}: the data folder has no lm_eval/{yaml.name}.fewshot.jsonl, so the {shots} "
                 "few-shot examples are other questions of the task itself. Scores are not the official ones."

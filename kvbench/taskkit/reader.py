@@ -9,22 +9,22 @@ from typing import Any
 from kvbench.errors import UserError, counted, quote
 from kvbench.records import FollowUp, Images
 from kvbench.scoring.boxed import after_thinking
+from kvbench.sources.tokenizer import THINKING_TAGS, hidden_tokens
 from kvbench.task import Doc, Turn
 from kvbench.taskkit import prompts
 from kvbench.taskkit.vision import Vision
 
 QUESTION = "user-turn-0f3c"  # a placeholder that occurs in no template
 ANSWER = "An answer."  # a placeholder, to find the text that the template adds around an answer
-THOUGHTS = tuple(f"<{tag}>\nA thought.\n</{tag}>\n\n{ANSWER}" for tag in ("think", "seed:think"))
+THOUGHTS = tuple(f"<{tag}>\nA thought.\n</{tag}>\n\n{ANSWER}" for tag in THINKING_TAGS)
 
 
 def special_stops(until: Sequence[str], tokenizer: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Split stop strings (`until`) into plain texts and special tokens. Special tokens never show in decoded text, so
-    generation stops at their token ids instead."""
+    """Split stop strings (`until`) into plain texts and special tokens that never show in decoded text. Generation
+    stops at the ids of these tokens instead."""
     if not until:
         return (), ()
-    added = getattr(tokenizer, "added_tokens_decoder", {})  # some are special, but not in `all_special_tokens`
-    special = {*getattr(tokenizer, "all_special_tokens", ()), *(str(t) for t in added.values() if t.special)}
+    special = set(hidden_tokens(tokenizer).values())
     return tuple(s for s in until if s not in special), tuple(s for s in until if s in special)
 
 

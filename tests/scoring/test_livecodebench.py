@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from support.folders import DATA
+from support.sandboxes import LOCKED
 
 from kvbench.scoring import livecodebench
 from kvbench.scoring.livecodebench import Grades, extract_code, grade
 from kvbench.scoring.livecodebench_compare import same_lines, same_value
 from kvbench.scoring.sandbox import BoxError, Sandbox
-from kvbench.scoring.sandbox.tiers import Bwrap, Landlock, Unsafe
+from kvbench.scoring.sandbox.tiers import Bwrap, Landlock, Tier, Unsafe
 
 GOLDENS = DATA / "goldens"
 SECONDS = 0.4  # where a program is to run out of them
@@ -110,6 +111,21 @@ def test_what_livecodebench_misjudges(program: str, code: int, native: bool, san
     """Codes are those of the original's code on the same programs, `native` those of a plain Python process."""
     got = _go(sandbox, program)
     assert (got.lcb.code, got.native.passed) == (code, native), got
+
+
+@pytest.mark.parametrize("tier", LOCKED)
+@pytest.mark.parametrize(
+    ("program", "passes"),
+    [
+        ("from sympy import isprime\nprint(int(isprime(int(input()))))", True),
+        ("import networkx as nx\nprint(nx.shortest_path_length(nx.path_graph(2), 0, 1))", True),
+        ("import mpmath\nprint(int(mpmath.sqrt(1)))", True),
+        ("import scipy\nprint(1)", False),
+    ],
+)
+def test_packages_of_the_official_environment(program: str, passes: bool, tier: Tier) -> None:
+    got = grade(program, ["7\n"], ["1\n"], None, sandbox=Sandbox(tier, ""), seconds=10.0)
+    assert got.lcb.passed is got.native.passed is passes, got
 
 
 FUNCTION = "class Solution:\n    def go(self, a): return {}"

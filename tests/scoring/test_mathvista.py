@@ -12,6 +12,11 @@ COUNT = Wanted("14", "integer", None, ())
 ONE, TWO = Wanted("1.2", "float", 1, ()), Wanted("1.45", "float", 2, ())
 LIST = Wanted("[2014, 2016]", "list", None, ())
 PARTS = Wanted("8/11", "text", None, ("3/11", "8/11", "6/11"))
+ROOT = Wanted(r"5 \sqrt { 3 }", "text", None, ("5", r"5 \sqrt { 3 }", "10"))
+RATIO = Wanted(r"\frac { 4 } { 5 }", "text", None, ("4", r"\frac { 3 } { 5 }", r"\frac { 4 } { 5 }"))
+LENGTH = Wanted("10√{3}cm", "text", None, ("5cm", "10cm", "10√{3}cm", "20cm"))
+POWER = Wanted("x^2", "text", None, ("x", "x^2", "3", "5"))
+TOWN = Wanted("New York", "text", None, ("York", "New York"))
 
 
 @pytest.mark.parametrize(
@@ -140,6 +145,34 @@ def test_answers_that_need_no_extraction(text: str, wanted: Wanted, quoted: str 
         ("between [2010, 2011] and [2014,2016].", LIST, "[2014, 2016]"),
         ("The answer is 2014 and 2016", LIST, None),
         ("[what]", LIST, None),
+        (r"\boxed{5\sqrt{3}}", ROOT, r"5 \sqrt { 3 }"),
+        (r"The answer is $5\sqrt{3}$.", ROOT, r"5 \sqrt { 3 }"),
+        (r"Therefore, $x = 5 \sqrt 3$.", ROOT, r"5 \sqrt { 3 }"),
+        (r"So $x = 5\sqrt{2}$, I think", ROOT, None),
+        ("It is 5√2", ROOT, None),
+        ("It is 5.2", ROOT, None),
+        ("It is 5 cm", ROOT, "5"),
+        (r"\boxed{\frac{4}{5}}", RATIO, r"\frac { 4 } { 5 }"),
+        ("The answer is 4/5.", RATIO, r"\frac { 4 } { 5 }"),
+        (r"It is \frac{4}{7}", RATIO, None),
+        ("The answer is 10√3 cm.", LENGTH, "10√{3}cm"),
+        (r"\boxed{10\sqrt{3}}", LENGTH, "10√{3}cm"),  # the nearest
+        (r"\boxed{10 \text{ cm}}", LENGTH, "10cm"),
+        (r"\boxed{\text{none}}", LENGTH, None),
+        (r"\boxed{145^\circ}", SIDES, "145°"),
+        (r"\boxed{145^{\circ}}", SIDES, "145°"),
+        ("So it is 145 degrees", SIDES, "145°"),
+        ("It is x^2", POWER, "x^2"),
+        ("It is x^4", POWER, None),
+        ("It is 3/5", POWER, None),
+        ("It is New York", TOWN, "New York"),
+        ("It is newyork", TOWN, None),
+        ("Hence option C.", SIDES, "C"),
+        ("Thus, C is correct.", SIDES, "C"),
+        ("Therefore, **C**.", SIDES, "C"),
+        ("Therefore, C.\n\nI am sure.", SIDES, "C"),
+        ("So C = 5 is small", SIDES, None),
+        ("Therefore, I.", SIDES, None),
     ],
 )
 def test_extraction_by_rule(text: str, wanted: Wanted, answer: str | None):
@@ -158,7 +191,8 @@ def test_hostile_texts_take_no_time():
     long = "answer is " * 20_000 + "[" * 20_000 + "1" * 20_000
     assert by_rule(long, LIST) is None
     assert by_rule(long, COUNT) is not None
-    for piece in ("\\text{", "\\frac{1}{2", "^ ", "1,", "- ", "answer is (the ", "option C ", "I choose  "):
+    wordings = ("answer is (the ", "option C ", "I choose  ", "so C x ", "so C,  ")
+    for piece in ("\\text{", "\\frac{1}{2", "^ ", "1,", "- ", *wordings):
         assert by_rule(piece * 20_000, SIDES) is None
         by_rule(piece * 20_000, COUNT)
     assert not is_right("9" * 5000, COUNT)

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import transformers
 from support.chat_templates import SWITCH, tokenizer
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from kvbench.errors import SetupError, UserError
 from kvbench.sources import vocabulary
-from kvbench.sources.tokenizer import read_tokenizer
+from kvbench.sources.tokenizer import THINKING_TAGS, decode, read_tokenizer
+from kvbench.taskkit.reader import special_stops
 
 LLAMA3 = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 MANY = 100_001  # transformers expects the wrong rule only in tokenizers with more than 100,000 tokens
@@ -83,6 +84,20 @@ def test_a_tekken_file_changes_nothing_where_mistral_common_is_installed(
     made = read_tokenizer(str(where))
     assert made.chat_template == SWITCH
     assert made.decode(made("a b", add_special_tokens=False)["input_ids"]) == "a b"
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("tag", THINKING_TAGS)
+def test_decoded_text_keeps_the_tags_of_thinking_blocks(tag: str, special: bool) -> None:
+    """A fine-tuning script may have added them as special tokens, which transformers leaves out of the text."""
+    made = tokenizer(SWITCH)
+    tags = [AddedToken(f"<{slash}{tag}>", special=special, normalized=False) for slash in ("", "/")]
+    made.add_tokens(tags, special_tokens=special)
+    made.add_tokens([AddedToken("<|turn|>", special=True)], special_tokens=True)
+    ids = made(f"<{tag}> a  b\n</{tag}>\n\nPaßt<|turn|><s>", add_special_tokens=False)["input_ids"]
+    assert decode(made, ids) == f"<{tag}> a  b\n</{tag}>\n\nPaßt"
+    assert (f"</{tag}>" not in made.decode(ids, skip_special_tokens=True)) is special
+    assert special_stops([f"</{tag}>", "<|turn|>"], made) == ((f"</{tag}>",), ("<|turn|>",))
 
 
 def with_image_token(path: Path) -> tuple[Any, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -174,12 +175,31 @@ def test_through_the_chat_template(folder):
     """One user message with all examples; what the answer begins with follows the assistant's header."""
     data = folder("gsm8k_cot_llama", [{"question": "2 + 2?", "answer": "#### 4"}] * 3)
     (raw,) = get_task("lm_eval:gsm8k_cot_llama").docs(data, limit=1)
-    (doc,) = get_task("lm_eval:gsm8k_cot_llama").docs(data, style="plain", limit=1)
+    task = get_task("lm_eval:gsm8k_cot_llama")
+    (doc,) = task.docs(data, style="plain", limit=1)
     turn = doc.turns[0]
     assert turn.question.count("Problem:") == 9
     assert turn.question.rstrip().endswith("[answer] is the response to the problem.")
     assert "2 + 2?" in turn.question
     assert raw.turns[0].question.startswith(turn.question[:40])
+    assert task.version.endswith("+answer-behind-thinking")
+
+
+@pytest.mark.parametrize(
+    ("text", "thinking", "value"),
+    [
+        ("<think>\nThe final answer is 5, no.\n</think>\n\nThe final answer is 4.", True, 1.0),
+        ("The final answer is 4, no.</think>The final answer is 5.", True, 0.0),
+        ("<think>\nThe final answer is 4.", True, 0.0),
+        ("<think>\nThe final answer is 4.", False, 1.0),  # a block that the task did not ask for
+        ("The final answer is 4.", False, 1.0),
+    ],
+)
+def test_the_text_behind_a_thinking_block_is_scored(folder, text, thinking, value):
+    task = get_task("lm_eval:gsm8k_cot_llama")
+    (doc,) = task.docs(folder("gsm8k_cot_llama", [{"question": "2 + 2?", "answer": "#### 4"}]), style="plain")
+    assert task.gen("qwen3").thinking is False
+    assert task.score(doc, replace(answer(text), thinking=thinking)).value == value
 
 
 def test_votes_over_several_answers_are_left_out(folder):

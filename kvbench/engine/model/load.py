@@ -26,7 +26,7 @@ from kvbench.sources.model_weights import REPORTING, difference
 from kvbench.sources.models import context_of, describe
 from kvbench.sources.quantised import Form
 from kvbench.sources.refusals import WITH_IMAGES
-from kvbench.sources.tokenizer import read_tokenizer
+from kvbench.sources.tokenizer import decode, read_tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -57,7 +57,7 @@ class LoadedModel:
         return len(self.devices) > 1
 
     def decode(self, ids: list[int]) -> str:
-        return "" if self.tokenizer is None else str(self.tokenizer.decode(ids, skip_special_tokens=True))
+        return "" if self.tokenizer is None else decode(self.tokenizer, ids)
 
     def check_ids(self, what: str, ids: Iterable[int]) -> None:
         """Raise UserError if a token has no embedding. what: the text of these tokens, for the message."""

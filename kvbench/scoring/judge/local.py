@@ -16,7 +16,7 @@ from kvbench.errors import SetupError, quote
 from kvbench.scoring.judge.api import MAX_TOKENS, JudgeError, Reply, messages
 from kvbench.sources.model_weights import REPORTING, difference
 from kvbench.sources.models import context_of
-from kvbench.sources.tokenizer import TODAY, read_tokenizer
+from kvbench.sources.tokenizer import TODAY, decode, read_tokenizer
 
 
 class LocalJudge:
@@ -66,7 +66,7 @@ class LocalJudge:
                 )
         except torch.OutOfMemoryError:
             raise JudgeError(f"the judge ran out of memory on a prompt of {read} tokens") from None
-        return str(tokenizer.decode(ids[0, read:], skip_special_tokens=True))
+        return decode(tokenizer, ids[0, read:].tolist())
 
     def _load(self) -> tuple[Any, Any]:
         import torch

@@ -48,6 +48,22 @@ class TestOutcomes:
         assert (done.stdout.decode(), done.stderr) == ("éyx\n", b"e")
         assert done.peak > 1 << 20
 
+    def test_standard_input_as_a_file(self, tier: Tier) -> None:
+        program = """
+        import io, pathlib
+        print(input())
+        print(open("/dev/stdin").read())
+        """
+        assert run(tier, program, b"a", prelude="from io import *").stdout == b"a\n\n"
+        for expression in (
+            "open('/dev/stdin')",
+            "io.open('/dev/stdin', encoding='utf-8')",
+            "pathlib.Path('/dev/stdin').open()",
+            "open(file='/dev/fd/0')",
+        ):
+            program = f"import io, pathlib\nwith {expression} as stream:\n    print([*stream])"
+            assert run(tier, program, b"a\nb", prelude="from io import *").stdout == b"['a\\n', 'b']\n"
+
     @pytest.mark.parametrize(
         ("program", "status"),
         [

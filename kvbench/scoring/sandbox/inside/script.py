@@ -1,6 +1,7 @@
 """A harness that runs a program as a script, with standard input and output, after an optional prelude.
 
-It defines `exit` and `quit`, because Python runs without the module `site`, which usually defines them. The exit code
+It defines `exit` and `quit`, because Python runs without the module `site`, which usually defines them. A box has no
+/dev/stdin: `open` takes its name for descriptor 0, which the program may read anyway. The exit code
 is that of the program, or `MEMORY` after a MemoryError.
 """
 
@@ -10,6 +11,7 @@ import builtins
 import contextlib
 import gc
 import io
+import os
 import sys
 import threading
 import types
@@ -17,7 +19,9 @@ from collections.abc import Callable
 from typing import Any
 
 MEMORY = 86
+STDIN = ("/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 _main = types.ModuleType("__main__")
+_opened = io.open
 
 
 def setup(options: dict[str, Any]) -> None:
@@ -31,9 +35,10 @@ def setup(options: dict[str, Any]) -> None:
 
 def main(program: str, ask: Callable[[], bytes | None], tell: Callable[[bytes], None]) -> int:
     sys.modules["__main__"] = _main
-    for name in ("stdin", "stdout", "stderr"):  # a prelude imported those of the driver
-        if name in _main.__dict__:
-            setattr(_main, name, getattr(sys, name))
+    io.open = builtins.open = _open
+    current = {"stdin": sys.stdin, "stdout": sys.stdout, "stderr": sys.stderr, "open": _open}
+    for name in current.keys() & _main.__dict__.keys():  # a prelude imported those of the driver
+        setattr(_main, name, current[name])
     code = 0
     try:
         exec(compile(program, "program.py", "exec", dont_inherit=True), _main.__dict__)
@@ -45,6 +50,11 @@ def main(program: str, ask: Callable[[], bytes | None], tell: Callable[[bytes], 
         sys.excepthook(*sys.exc_info())
         code = 1
     return _end() or code
+
+
+def _open(file: Any, *arguments: Any, **named: Any) -> Any:
+    is_stdin = isinstance(file, (str, os.PathLike)) and os.fspath(file) in STDIN
+    return _opened(os.dup(0) if is_stdin else file, *arguments, **named)
 
 
 def _end() -> int:
