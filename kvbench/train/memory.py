@@ -21,9 +21,9 @@ import torch
 from torch import nn
 
 from kvbench.engine import memory
-from kvbench.engine.attention.geometry import read_layers
+from kvbench.engine.meta import Answers, MetaBytes
 from kvbench.engine.model.load import LoadedModel, pick_device
-from kvbench.engine.model.shape import on_meta, shape_of_model
+from kvbench.engine.model.shape import ModelShape, on_meta, shape_of_model
 from kvbench.eviction.checks import unread
 from kvbench.eviction.planned_device import planned_for
 from kvbench.sources.models import context_of
@@ -124,6 +124,10 @@ class Rehearsal:
         of answers before the training."""
         layers = int(self.config.get_text_config().num_hidden_layers)
         whole = self._loaded(layers)
+        if _loops_over_experts(whole.model):
+            raise ArithmeticError(
+                "the model computes one expert after another, and how many tokens an expert reads depends on values"
+            )
         if layers <= FEWEST + 1 or not _alike(whole):
             few = self._run(layers)
             runs = few.segments
@@ -159,13 +163,13 @@ class Rehearsal:
     def _generation(self, generation: Generation, model: Any, dtype: torch.dtype, held: Parts) -> Phase:
         """Return the phase in which the engine generates with `generation.slots` slots. held: bytes, by part, that the
         training holds at the same time."""
-        need = generation.need(shape_of_model(model), self.device.torch_device, dtype, self.device.total)
+        need = generation.need(_shape(model), self.device.torch_device, dtype, self.device.total)
         return Phase(generation.phase, held + parts(need, generation.slots), f"{generation.slots} slots")
 
     def collecting(self, generation: Generation) -> Phase:
         """Return the phase in which answers are collected, with as many of `generation.slots` slots as fit."""
         model = self._loaded(int(self.config.get_text_config().num_hidden_layers)).model
-        need = generation.need(shape_of_model(model), self.device.torch_device, self.dtype, self.device.total)
+        need = generation.need(_shape(model), self.device.torch_device, self.dtype, self.device.total)
         slots = fitting(need, generation.slots, self.device.total, self.device.torch_device)
         note = f"{slots} slots" + (f", as many of {generation.slots} as fit" if slots < generation.slots else "")
         return Phase(generation.phase, Parts({WEIGHTS: need.weights}) + parts(need, slots), note)
@@ -225,10 +229,10 @@ class Rehearsal:
         if getattr(text, "layer_types", None):
             text.layer_types = text.layer_types[:layers]
         model = on_meta(config).to(self.dtype)
-        geometry, states = read_layers(model)
-        context = context_of(config)
-        device = torch.device("meta")
-        return LoadedModel(model, _Tokenizer(), geometry, device, self.dtype, context, frozenset({0}), states=states)
+        shape, device, context = _shape(model), torch.device("meta"), context_of(config)
+        return LoadedModel(
+            *(model, _Tokenizer(), shape.geometry, device, self.dtype, context, frozenset({0})), states=shape.states
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +251,13 @@ class _Tokenizer:
 
     def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
         return {"input_ids": [0] * max(1, len(text) // CHARACTERS)}
+
+
+def _shape(model: Any) -> ModelShape:
+    """Return the shape of a model on the meta device. `MetaBytes` runs what this device refuses: products of float32
+    experts, and code that reads values."""
+    with MetaBytes(Answers()):
+        return shape_of_model(model)
 
 
 def _name_held(recipe: Recipe, loaded: LoadedModel, ledger: Ledger) -> None:
@@ -269,6 +280,13 @@ def _alike(loaded: LoadedModel) -> bool:
     geometry = {replace(g, index=0) for g in loaded.geometry}
     shapes = {tuple((name, p.shape) for name, p in layer.named_parameters()) for layer in layers_of(loaded.model)}
     return len(geometry) == 1 and len(shapes) == 1
+
+
+def _loops_over_experts(model: nn.Module) -> bool:
+    """Return whether the model has experts outside transformers' interface for experts (`is_transposed`)."""
+    return any(
+        name.endswith(".experts") and not hasattr(module, "is_transposed") for name, module in model.named_modules()
+    )
 
 
 def _extended(few: Sequence[Segment], more: Sequence[Segment], layers: int) -> list[Segment]:

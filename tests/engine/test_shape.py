@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import transformers
 from support import zoo
+from support.families import DBRX, LONGCAT, STEP
 from support.methods import small
 from support.models import requests
 
@@ -97,6 +100,7 @@ GEMMA_4 = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_
     ("model_type", "changes"),
     [
         ("aria", {}),
+        ("dbrx", DBRX),
         ("gemma4_text", GEMMA_4),
         ("hunyuan_v1_moe", {"moe_topk": [2] * zoo.LAYERS}),
         ("jetmoe", {}),
@@ -107,6 +111,27 @@ def test_routed_experts_are_known_by_their_number_wherever_it_is_told(model_type
     shape = shape_of_model(zoo.build(zoo.configuration(model_type, changes)))
     assert shape.routed > shape.streamed
     assert shape.active == 0.5
+
+
+def test_no_step_reads_the_rows_of_experts_without_weights():
+    none, two = (
+        shape_of_model(zoo.build(zoo.configuration("longcat_flash", LONGCAT | {"zero_expert_num": n}))) for n in (0, 2)
+    )
+    assert (two.routed, two.active) == (none.routed, 2 / 6)
+    assert two.streamed - none.streamed == 2 * 64  # of the router
+    assert two.parameters - none.parameters == 2 * 64 + 2 * 64 * 64
+
+
+def test_an_estimate_takes_the_largest_of_sizes_that_differ_between_layers():
+    config = zoo.configuration("step3p7", {"text_config": STEP | {"query_pre_attn_scalar": 16}})
+    assert {g.query_heads for g in estimate_shape(config).geometry} == {6}
+
+
+@pytest.mark.parametrize(("window", "refused"), [(4095, True), (4096, False)])
+def test_a_window_that_no_layer_applies_must_be_as_long_as_the_context(window, refused):
+    config = zoo.configuration("phimoe", {"sliding_window": window})
+    with pytest.raises(UserError, match="does not pass its sliding window") if refused else nullcontext():
+        read_shape(config)
 
 
 def test_a_package_that_a_model_needs_is_named_before_its_weights_are_read(monkeypatch):

@@ -34,6 +34,15 @@ MROPE = {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta
 HALF_MROPE = {
     "text_config": {"rope_parameters": MROPE["text_config"]["rope_parameters"] | {"mrope_section": [2, 1, 1]}}
 }
+FULL, SLIDING = "full_attention", "sliding_attention"
+DBRX = {
+    "ffn_config": {"ffn_hidden_size": 96, "hidden_size": 64},
+    "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
+}
+LAGUNA = {"num_hidden_layers": 3, "layer_types": [FULL, SLIDING, FULL], "num_attention_heads_per_layer": [4, 6, 4]}
+STEP = {"num_hidden_layers": 3, "layer_types": [FULL, SLIDING, FULL], "num_sliding_attention_heads": 6}
+STEP |= {"mlp_layer_types": ["dense", "sparse", "sparse"], "share_expert_dim": 32, "sliding_window": 24}
+ZAYA = {"num_hidden_layers": 3, "layer_types": ["hybrid", "hybrid_sliding", "hybrid"], "sliding_window": 24}
 LONGCAT = {"num_layers": 1, "zero_expert_num": 2, "expert_ffn_hidden_size": 32}
 EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
 
@@ -43,6 +52,9 @@ SHARED |= {"mamba_headdim": 16, "n_mamba_heads": 8}
 # Few entries, so that the indexer chooses; many heads, so that few scores are 0: among equal ones any may be chosen.
 INDEXED = {"index_topk": 8, "index_n_heads": 16}
 SHARES = INDEXED | {"indexer_types": ["full", "shared"]}
+
+QSA = {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16}
+QSA |= {"indexer_budget": 8, "indexer_compress_ratio": 2}
 
 DENSE, MIXTURES, LATENT, SPARSE, VISION = (
     "dense",
@@ -90,7 +102,9 @@ FAMILIES = [
     Family("BitNet (not quantised)", "bitnet", DENSE),
     Family("Cohere", "cohere", DENSE),
     Family("Cohere 2", "cohere2", DENSE),
+    Family("Cohere 2 MoE", "cohere2_moe", MIXTURES),
     Family("Cohere 2 Vision", "cohere2_vision", VISION),
+    Family("DBRX", "dbrx", MIXTURES, DBRX, estimated=True),
     Family("DeepSeek-V2", "deepseek_v2", LATENT, EXPERTS),
     Family("DeepSeek-V3", "deepseek_v3", LATENT),
     Family("DeepSeek-V3.2", "deepseek_v32", SPARSE, INDEXED),
@@ -98,6 +112,7 @@ FAMILIES = [
     Family("ERNIE 4.5", "ernie4_5", DENSE),
     Family("ERNIE 4.5 MoE", "ernie4_5_moe", MIXTURES),
     Family("EXAONE 4", "exaone4", DENSE),
+    Family("EXAONE 4.5", "exaone4_5", VISION),
     Family("EXAONE MoE", "exaone_moe", MIXTURES),
     Family("FlexOlmo", "flex_olmo", MIXTURES),
     Family("Gemma", "gemma", DENSE),
@@ -105,6 +120,7 @@ FAMILIES = [
     Family("Gemma 3", "gemma3", VISION),
     Family("Gemma 3 (text)", "gemma3_text", DENSE),
     Family("Gemma 4", "gemma4", VISION),
+    Family("Gemma 4 12B", "gemma4_unified", VISION),
     Family("Gemma 4 (text)", "gemma4_text", DENSE),
     Family("GLM", "glm", DENSE),
     Family("GLM-4", "glm4", DENSE),
@@ -121,14 +137,17 @@ FAMILIES = [
     Family("GPT-OSS", "gpt_oss", MIXTURES),
     Family("Granite", "granite", DENSE),
     Family("Granite MoE", "granitemoe", MIXTURES),
+    Family("Granite SWA", "granite_swa", DENSE, {"num_hidden_layers": 3, "layer_types": [SLIDING, FULL, SLIDING]}),
     Family("Helium", "helium", DENSE),
     Family("HunYuan", "hunyuan_v1_dense", DENSE),
     Family("HunYuan MoE", "hunyuan_v1_moe", MIXTURES),
+    Family("Hy3", "hy_v3", MIXTURES, {"num_hidden_layers": 3, "first_k_dense_replace": 1}),
     Family("Hy4", "hy_v4", SPARSE, SHARES),
     Family("Idefics 3", "idefics3", VISION),
     Family("InternVL", "internvl", VISION),
     Family("JetMoE", "jetmoe", MIXTURES, estimated=True),
     Family("Kimi K2.5 (text)", "kimi_k25", LATENT),
+    Family("Laguna", "laguna", MIXTURES, LAGUNA | {"mlp_layer_types": ["dense", "sparse", "sparse"]}),
     Family("Llama", "llama", DENSE),
     Family("Llama 3", "llama", DENSE, {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
     Family("LongCat Flash", "longcat_flash", LATENT, LONGCAT, estimated=True),
@@ -136,13 +155,16 @@ FAMILIES = [
     Family("LLaVA-OneVision", "llava_onevision", VISION),
     Family("MiMo-V2-Flash", "mimo_v2_flash", MIXTURES),
     Family("MiniCPM 3", "minicpm3", LATENT),
+    Family("MiniCPM-V 4.6", "minicpmv4_6", VISION),
     Family("MiniMax-M2", "minimax_m2", MIXTURES),
+    Family("MiniMax-M3", "minimax_m3_vl", VISION),
     Family("Ministral", "ministral", DENSE, {"layer_types": ["full_attention", "sliding_attention"]}),
     Family("Ministral 3", "ministral3", DENSE),
     Family("Mistral", "mistral", DENSE, {"sliding_window": None}),
     Family("Mistral 3", "mistral3", VISION, {"text_config": {"sliding_window": None}}),
     Family("Mistral 4", "mistral4", LATENT, {"head_dim": 16}),
     Family("Mixtral", "mixtral", MIXTURES),
+    Family("Muse Glimmer", "muse_glimmer", DENSE),
     Family("Nemotron", "nemotron", DENSE),
     Family("OLMo", "olmo", DENSE),
     Family("OLMo 2", "olmo2", DENSE),
@@ -166,6 +188,7 @@ FAMILIES = [
     Family("SmolVLM", "smolvlm", VISION),
     Family("Solar Open", "solar_open", MIXTURES),
     Family("StarCoder 2", "starcoder2", DENSE),
+    Family("Step 3.7", "step3p7", VISION, {"text_config": STEP | {"query_pre_attn_scalar": 16}}, estimated=True),
     Family("VaultGemma", "vaultgemma", DENSE),
     Family("Youtu", "youtu", LATENT),
     Family("Bamba", "bamba", HYBRID, {"attn_layer_indices": [1]}),
@@ -184,6 +207,7 @@ FAMILIES = [
     Family("Qwen3-Next", "qwen3_next", HYBRID),
     Family("Qwen3.5", "qwen3_5", HYBRID),
     Family("Qwen3.5 MoE", "qwen3_5_moe", HYBRID),
+    Family("ZAYA", "zaya", HYBRID, ZAYA | {"num_experts_per_tok": 1, "router_hidden_size": 16}),
     # refused
     Family(
         "Jamba",
@@ -223,6 +247,13 @@ FAMILIES = [
     Family("Kosmos-2.5", "kosmos-2.5", OTHER, refused="counts positions"),
     Family("Llama 4", "llama4", OTHER, refused="chunked_attention"),
     Family(
+        "Llama 4 (no chunks)",
+        "llama4_text",
+        OTHER,
+        {"layer_types": [FULL, FULL], "no_rope_layers": [1, 0]},
+        refused="layers without RoPE",
+    ),
+    Family(
         "Llama 3.2 Vision",
         "mllama",
         OTHER,
@@ -236,6 +267,7 @@ FAMILIES = [
         {"rope_parameters": LONGROPE, "original_max_position_embeddings": 512},
         refused="longrope RoPE",
     ),
+    Family("Qwen4-Exp", "qwen4_exp", OTHER, {"text_config": QSA}, refused="qwen_sparse_attention"),
 ]
 
 

@@ -56,8 +56,8 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-def config(layers: int, **sizes: Any) -> Any:
-    return transformers.Qwen3Config(num_hidden_layers=layers, **SIZES | sizes)
+def config(layers: int, kind: Any = transformers.Qwen3Config, **sizes: Any) -> Any:
+    return kind(num_hidden_layers=layers, **SIZES | sizes)
 
 
 def plan(name: str, config: Any, device: Device = CPU, **changes: Any) -> TrainingPlan:

@@ -66,7 +66,7 @@ def shrink(kind: type, changes: dict[str, Any] | None = None) -> Any:
     if "kv_lora_rank" in small:  # latent attention: as many KV heads as query heads, rotation of a part of each
         small |= {"num_key_value_heads": 4} | ({"head_dim": 8} if "head_dim" in small else {})
     for name, part in parts.items():
-        small[name] = shrink(type(part), changes.pop(name, None)).to_dict()
+        small[name] = shrink(type(part), changes.pop(name, None)).to_diff_dict()
     return kind(**small | changes)
 
 
@@ -74,6 +74,8 @@ def _has(default: Any, name: str) -> bool:
     """Whether a configuration has a size of this name that one number gives."""
     try:
         value = getattr(default, name)
+    except AttributeError:
+        return False
     except Exception:  # gemma4: one number a layer
         return name == "head_dim"
     if value is None:

@@ -20,6 +20,7 @@ from kvbench.engine.attention.layer_kinds import MEMORYLESS, SLIDING, STATEFUL, 
 from kvbench.engine.cache.recurrent import RecurrentStates, StateShape
 from kvbench.errors import KVBenchError, UserError, quote
 from kvbench.eviction.api import State
+from kvbench.sources.models import context_of
 
 
 class ProbeFailed(UserError):
@@ -239,11 +240,13 @@ def _check_windows(config: Any, layers: Sequence[LayerGeometry]) -> None:
     """Raise UserError if a layer has a sliding window that the model does not pass to attention.
 
     Such a model applies the window only by an attention mask. The engine runs the model without a mask, so the layer
-    would attend to all entries.
+    would attend to all entries. A window as long as the model's context hides none of them.
     """
     text = config.get_text_config()
-    kinds = getattr(text, "layer_types", None)
-    slides = bool(getattr(text, "sliding_window", None)) and getattr(text, "use_sliding_window", True) is not False
+    kinds, window = getattr(text, "layer_types", None), getattr(text, "sliding_window", None)
+    if type(window) is int and window >= context_of(config):
+        return
+    slides = bool(window) and getattr(text, "use_sliding_window", True) is not False
     for layer in layers:
         if layer.window is None and (kinds[layer.index] in SLIDING if kinds else slides):
             raise UserError(
@@ -272,6 +275,12 @@ def largest_group(geometry: Sequence[LayerGeometry]) -> int:
     """Return the largest number of query heads per KV head in the layers that methods evict; in all layers if each has
     a sliding window, because methods evict a layer whose window hides no token (`for_lengths`)."""
     return max((g.group for g in geometry if g.evicts), default=max((g.group for g in geometry), default=1))
+
+
+def asks_indexers(geometry: Sequence[LayerGeometry], most: int) -> bool:
+    """Return whether a layer with an indexer may hold more entries than a query may attend to, so that decode steps ask
+    the indexer. most: entries of the longest head."""
+    return any(0 < g.topk < most for g in geometry)
 
 
 def for_lengths(geometry: Sequence[LayerGeometry], longest: int) -> tuple[LayerGeometry, ...]:

@@ -144,7 +144,8 @@ class IndexerHooks:
         return args, kwargs | {"attention_mask": torch.empty(1, 1, 1, 0)}
 
     def _before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        inputs = _signature(type(module)).bind(module, *args, **kwargs).arguments
+        kind: Any = type(module)
+        inputs = _signature(kind).bind(module, *args, **kwargs).arguments
         del inputs["self"]
         b, t = inputs["hidden_states"].shape[:2]
         cache = inputs.get("past_key_values")
@@ -163,7 +164,7 @@ class IndexerHooks:
 
 
 @functools.cache
-def _signature(kind: type[Any]) -> inspect.Signature:
+def _signature(kind: Any) -> inspect.Signature:
     return inspect.signature(kind.forward)
 
 

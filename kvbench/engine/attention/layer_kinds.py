@@ -39,6 +39,11 @@ def refuse_unsupported(config: Any) -> None:
             f"model type {name} counts positions from a number other than 0, which kvbench does not support. "
             "Choose another model."
         )
+    if getattr(text, "attn_temperature_tuning", False) and not all(getattr(text, "no_rope_layers", None) or [0]):
+        raise UserError(
+            f"model type {name} scales the queries of layers without RoPE by the number of tokens in transformers' "
+            "cache, which holds none under kvbench. Choose another model."
+        )
     rope = getattr(text, "rope_parameters", None) or {}
     longest = getattr(text, "max_position_embeddings", 0) or 0
     kind, before = rope.get("rope_type"), rope.get("original_max_position_embeddings") or longest

@@ -13,6 +13,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 MOST = 100_000  # remembered calls; a further one makes room by forgetting all
+GROUPED: Any = torch.ops.aten._grouped_mm.default
 _SAME = "the first argument"  # the result of an operator in place
 _known: dict[Any, Any] = {}  # call -> `_SAME`, or a `Size`, or a list or tuple of them
 
@@ -42,9 +43,9 @@ def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         made = func, _described(args), _described(tuple(kwargs.items()))
         known = _known.get(made)
     except TypeError:  # a tensor with values, or an argument that cannot be hashed
-        return func(*args, **kwargs)
+        return _run(func, args, kwargs)
     if known is None:
-        out = func(*args, **kwargs)
+        out = _run(func, args, kwargs)
         if (result := _result(made[1], args, kwargs, out)) is not None:
             if len(_known) >= MOST:
                 _known.clear()
@@ -55,6 +56,15 @@ def call(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if isinstance(known, Size):
         return known.new()
     return type(known)(size.new() for size in known)
+
+
+def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return ``func(*args, **kwargs)``. On the meta device, torch's product of experts accepts only bfloat16, but other
+    devices accept other dtypes too. So run it there in bfloat16, and return a result of the arguments' dtype."""
+    if func is not GROUPED or not args[0].is_meta:
+        return func(*args, **kwargs)
+    accepted = (a.bfloat16() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args)
+    return func(*accepted, **kwargs).to(args[0].dtype)
 
 
 def _described(argument: Any) -> Any:

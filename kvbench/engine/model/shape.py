@@ -298,10 +298,10 @@ def _first(config: Any, names: tuple[str, ...]) -> int | None:
 
 
 def _field(config: Any, name: str) -> Any:
-    """Return the value of a field; a list with the value of each layer where the layers differ; None if it is absent."""
+    """Return the value of a field, as a list of one value per layer if the layers differ; None if it is absent."""
     try:
         return getattr(config, name, None)
-    except RuntimeError:  # of transformers, if the layers differ
+    except RuntimeError:  # transformers raises it if the layers differ
         return [getattr(layer, name, None) for layer in config.per_layer_config]
 
 
