@@ -13,11 +13,12 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from kvbench.config.run_config import RunConfig
 from kvbench.console.redact import hide_keys
-from kvbench.errors import UserError, quote
+from kvbench.errors import KVBenchError, UserError, quote
 from kvbench.sources import hub
 from kvbench.sources.data import Data
 from kvbench.task import IMAGE, Doc, Turn
@@ -50,6 +51,17 @@ class RunQuestions:
             self._docs[task, style] = self._read(task, style)
         doc = self._docs[task, style].get(entry["doc_id"])
         return doc if doc is not None and _asks(doc, entry) else None
+
+    def missing(self, task: str) -> str:
+        """Return a clause that says why a question of a task is missing (`of` returns None)."""
+        try:
+            get_task(task)
+        except KVBenchError:
+            if plugins := self.info["environment"].get("plugins"):
+                names = ", ".join(quote(Path(plugin["path"]).name) for plugin in plugins)
+                return f"the task comes from a plug-in of the run ({names}), which must be given with --plugin"
+            return "this kvbench has no task of this name"
+        return "the task's data are not on this machine, or are not those of the run"
 
     def uris(self, doc: Doc, entry: Entry) -> dict[int, str]:
         """Return the `data:` address of each image of a question, by the image's number from 1. Images beyond a total

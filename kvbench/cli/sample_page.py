@@ -17,7 +17,6 @@ from kvbench.taskkit.names import is_gated
 
 GATED = "The task's data are gated: the page shows ids and scores, no texts."
 NOT_STORED = "The run stored no prompt of this question, as runs do for gated data: the page shows scores, no texts."
-NOT_HERE = "The task's data are not on this machine, or are not those of the run: later turns and images are missing."
 
 
 def write(entries: list[dict[str, Any]], questions: RunQuestions, path: Path, *, run: str) -> Path:
@@ -37,7 +36,10 @@ def _asked(group: list[dict[str, Any]], questions: RunQuestions) -> Asked:
     talk = any("turns" in entry for entry in group)  # a sample that failed in its first turn has no turns
     turns = [split(first["prompt"], listed), *(_later(doc, listed) if doc is not None and talk else ())]
     placed = {part.number for turn in turns for part in turn if isinstance(part, ListedImage)}
-    notes = [NOT_HERE] if doc is None and (listed or talk) else []
+    notes = []
+    if doc is None and (listed or talk):
+        cause = questions.missing(first["task"])
+        notes.append(f"{cause[0].upper()}{cause[1:]}: later turns and images are missing.")
     uris: dict[int, str] = {}
     if doc is not None and listed:
         try:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCORES = ("score", "score_strict", "score_partial")
-UNKNOWN = "(not stored in the run, and the task's data are not on this machine)"  # in place of a later question
 
 
 def samples(folder: Path, wanted: str, method: str | None, questions: RunQuestions) -> list[dict[str, Any]]:
@@ -58,15 +57,16 @@ def by_prompt(entries: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
         yield list(group)
 
 
-def show(entries: list[dict[str, Any]]) -> None:
-    """Print samples. Successive samples with the same question and prompt show these texts only once."""
+def show(entries: list[dict[str, Any]], questions: RunQuestions) -> None:
+    """Print samples. Successive samples with the same question and prompt show these texts only once. questions: says
+    why a later question is missing."""
     for group in by_prompt(entries):
         for entry in group:
             title = f"{entry['task']} {entry['doc_id']} {heading(entry)}"
             print(f"== {terminal.clean(title)}\n{terminal.clean(facts(entry))}")
             if entry is group[0]:
                 _show_question(entry)
-            _show_answer(entry)
+            _show_answer(entry, questions)
 
 
 def heading(entry: dict[str, Any]) -> str:
@@ -94,12 +94,13 @@ def _show_question(entry: dict[str, Any]) -> None:
         _print("reference answer", entry["reference"])
 
 
-def _show_answer(entry: dict[str, Any]) -> None:
+def _show_answer(entry: dict[str, Any], questions: RunQuestions) -> None:
     if "turns" not in entry:
         _print("output", entry["output"])
     for number, turn in enumerate(entry.get("turns", ()), 1):
         if number > 1:
-            _print(f"question {number}", turn["question"] or UNKNOWN)
+            missing = f"(not stored in the run, and {questions.missing(entry['task'])})"
+            _print(f"question {number}", turn["question"] or missing)
         _print(f"output {number}", turn["output"])
     if entry.get("extracted"):
         print(f"-- extracted: {terminal.clean(entry['extracted'])}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -143,7 +144,8 @@ def failure(error: BaseException) -> str | None:
     that registers members counts as a plug-in too."""
     if isinstance(error, PluginError):
         return str(error).rstrip(".")
-    modules = {name for known in _REGISTRIES for name in known.modules() if not name.startswith("kvbench.")}
+    ours = sys.stdlib_module_names | {"kvbench"}
+    modules = {name for known in _REGISTRIES for name in known.modules() if name.partition(".")[0] not in ours}
     frames = traceback.walk_tb(error.__traceback__)
     own = [(frame.f_code.co_filename, line) for frame, line in frames if frame.f_globals.get("__name__") in modules]
     if isinstance(error, KVBenchError) or not own:

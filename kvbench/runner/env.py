@@ -6,6 +6,7 @@ system files, or run git.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -86,6 +87,19 @@ def load() -> float | None:
 def cores() -> int:
     """Return the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def code_hash() -> str:
+    """Return the SHA-256 of kvbench's own Python files, their names included."""
+    package = Path(__file__).parents[1]
+    found = hashlib.sha256()
+    for path in sorted(path for top, _, names in os.walk(package, followlinks=True) for path in _python(top, names)):
+        found.update(f"{path.relative_to(package)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return found.hexdigest()
+
+
+def _python(folder: str, names: list[str]) -> list[Path]:
+    return [Path(folder, name) for name in names if name.endswith(".py")]
 
 
 def processor() -> str:

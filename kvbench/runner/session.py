@@ -46,7 +46,8 @@ def failures(device: str, saved: Callable[[], str]) -> Iterator[None]:
         if faults.device_failed(error):
             raise SetupError(f"device {device} failed ({why}): {saved()}.") from error
         if (fault := plugins.failure(error)) is not None:
-            raise UserError(f"{fault}: {saved()}, or correct the file and {NEW_RUN}.") from error
+            kind = SetupError if isinstance(error, OSError) else UserError
+            raise kind(f"{fault}: {saved()}, or correct the file and {NEW_RUN}.") from error
         raise
 
 

@@ -141,7 +141,8 @@ class TaskWork:
                 f"task {quote(task.name)} gives {count} questions the id {quote(twice)}. Give each question its own id."
             )
         if any(turn.images for doc in docs for turn in doc.turns):
-            reader = _with_vision(task, reader, vision)
+            cure = prompts.chat_cure(spec.chat, no_chat_template=config.no_chat_template)
+            reader = _with_vision(task, reader, vision, cure)
         how: Any = {"chat": reader.chat, "chat_template": reader.template, "variables": variables}
         prompts.check_template(tokenizer, **how, origin=reader.origin)
         thinking = prompts.effective_thinking(tokenizer, spec.thinking, **how)
@@ -260,12 +261,12 @@ def _check_texts(task: Task, docs: Iterable[Doc]) -> None:
                 )
 
 
-def _with_vision(task: Task, reader: ModelReader, vision: Callable[[], Vision]) -> ModelReader:
-    """Return the model's reader with an image processor added. Raises UserError if the prompts use no chat template."""
+def _with_vision(task: Task, reader: ModelReader, vision: Callable[[], Vision], cure: str) -> ModelReader:
+    """Return the model's reader with an image processor added. Raises UserError if the prompts use no chat template; its
+    message ends with `cure`."""
     if not reader.chat:
         raise UserError(
-            f"task {quote(task.name)} has images, which only a chat template can place in a prompt. Leave out "
-            "--no-chat-template, or give another --prompt-style."
+            f"task {quote(task.name)} has images, which only a chat template can place in a prompt. {cure}"
         )
     seeing = vision()
     return dataclasses.replace(reader, vision=seeing, template=reader.template or seeing.template)
@@ -315,10 +316,10 @@ def _notes(
             f"task {quote(task.name)} runs without thinking, but the chat template always opens a thinking block, in "
             f"which answers of {spec.max_new_tokens} tokens may end. Give --max-new-tokens or another --chat-template."
         )
-    if thinking and (stops := dict.fromkeys(stop for p in all_prompts for stop in p.spec.stop)):
+    if stops := dict.fromkeys(stop for p in all_prompts if p.thinks for stop in p.spec.stop):
         notes.append(
             f"task {quote(task.name)}: the stop strings {', '.join(map(quote, stops))} end an output inside its "
-            "thinking block too. Leave out --thinking or --stop if thoughts may hold them."
+            "thinking block too. Give --no-thinking, or another --stop or --prompt-style, if thoughts may hold them."
         )
     if shortened := sum(p.cut > 0 for p in all_prompts):
         notes.append(

@@ -156,8 +156,13 @@ OTHERS = {  # a command -> a function in it, what the line says, the signal
         HUP,
     ),
     "replay --method gkv --budget 32 --task walk/orbit-100 --out R": (
+        "kvbench.replay.session:compare",
+        "interrupted: finished parts are kept in 'R'; the same command continues from there.",
+        TERM,
+    ),
+    "replay --method gkv --budget 32 --task walk/orbit-100 --out Q": (
         "kvbench.replay.session:answer_with_full_cache",
-        "interrupted: what was finished is in 'R'; the same command continues from there.",
+        AGAIN,
         TERM,
     ),
     "train lookaheadkv --out T": ("kvbench.train.prepare:prepare", "interrupted: answers and the last checkpoint", INT),

@@ -228,7 +228,7 @@ def test_a_method_that_evicts_nothing_says_so(loaded, capsys):
     rows = as_json(setting, results)["rows"]
     assert told == [f"{row['system']}: {row['notice']}" for row in rows if row["system"] != "full"]
     assert [line.rpartition("Give ")[2] for line in told] == [
-        "more --new-tokens or a smaller --budget.",
+        "more --new-tokens, a smaller --interval or a smaller --budget.",
         "a longer --prompt or a smaller --budget.",
         "a longer --prompt or other values of --method-opt.",
     ]

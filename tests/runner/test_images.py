@@ -26,6 +26,7 @@ from kvbench.runner.spool import Spool
 from kvbench.sources import image_files
 from kvbench.store import read_rows, read_texts
 from kvbench.task import IMAGE, DataSource, Doc, GenSpec, Image, Output, Score, Task, Turn
+from kvbench.taskkit import prompts
 from kvbench.taskkit.reader import ModelReader
 
 WIDE, SQUARE, LARGE = picture("wide.png", (48, 32), 1), picture("square.png", (32, 32), 2), picture("l.png", (64, 64))
@@ -457,5 +458,8 @@ def test_methods_that_cannot_have_images_are_refused_before_weights(run: Any, mo
 
 
 def test_without_a_chat_template_images_have_no_place(run: Any) -> None:
-    with pytest.raises(UserError, match="task 'talks' has images, which only a chat template can place in a prompt"):
+    message = r"^task 'talks' has images, which only a chat template can place in a prompt\. Leave out --no-chat-template\.$"
+    with pytest.raises(UserError, match=message):
         run("full", turns=(asked(WIDE),), no_chat_template=True)
+    assert prompts.chat_cure(False, no_chat_template=False) == "Set chat=True in the GenSpec of the task."
+    assert prompts.chat_cure(True, no_chat_template=False) == "Give another --prompt-style."

@@ -56,7 +56,7 @@ Analyses:
 """
 ALL = "all"
 LIMIT = "64"  # answers per task
-KEPT = "interrupted: what was finished is in {out}; the same command continues from there."
+KEPT = "interrupted: finished parts are kept in {out}; the same command continues from there."
 
 OWN = (
     option(
@@ -146,10 +146,15 @@ def replay(typed: Mapping[str, Any]) -> None:
     progress.prepare("loading torch and transformers")
     try:
         from kvbench.replay.output import LEGEND, show_analysis, show_published, show_result, write, write_analyses
+        from kvbench.replay.parts import FOLDER
         from kvbench.replay.published import beside
 
-        kept = signals.AGAIN if out is None else KEPT.format(out=quote(check_out(out)))
-        with hub.only(None if run is None else named(config, typed["task"])), signals.phase(lambda: kept):
+        folder = None if out is None else check_out(out)
+
+        def interrupted() -> str:
+            return KEPT.format(out=quote(folder)) if folder and (folder / FOLDER).is_dir() else signals.AGAIN
+
+        with hub.only(None if run is None else named(config, typed["task"])), signals.phase(interrupted):
             session = _work(config, asked, progress)
     finally:
         progress.end()

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from kvbench.cli import samples
-from kvbench.cli.options import Document, Out, Run, Text, plain, same_as_run
+from kvbench.cli.options import Document, Out, Plugins, Run, Text, plain, same_as_run
 from kvbench.cli.run_questions import RunQuestions
+from kvbench.config.plugins import check_same, hashed, load_plugins
 from kvbench.console import terminal
 from kvbench.console.redact import redact_argv, redact_config
 from kvbench.errors import UserError, few, quote
@@ -38,6 +39,7 @@ def show_(
         Text, plain("--html", "With --sample: also write one page with prompt, images and answers.", "FILE")
     ] = None,
     data: Annotated[Text, same_as_run("data")] = None,
+    plugin: Plugins = None,
     out: Out = "results",
     json: Document = False,
 ) -> None:
@@ -51,9 +53,13 @@ def show_(
         raise UserError(f"--method {quote(method)} picks among the answers to one question; give --sample ID with it.")
     if ids and sample is not None:
         raise UserError(f"--ids lists all questions and --sample {quote(sample)} shows one; give one of them.")
+    if plugin and sample is None:
+        raise UserError(
+            f"--plugin {quote(plugin[0])} brings the questions of a task; give --sample ID with it, or leave it out."
+        )
     folder = one_run(run, Path(out))
     if sample is not None:
-        _show_samples(folder, sample, method, html, data, json=json)
+        _show_samples(folder, sample, method, html, data, plugin or [], json=json)
         return
     document: dict[str, Any] = {"questions": _questions(folder)} if ids else _summary(folder)
     if json:
@@ -65,16 +71,28 @@ def show_(
 
 
 def _show_samples(
-    folder: Path, wanted: str, method: str | None, html: str | None, data: str | None, *, json: bool
+    folder: Path,
+    wanted: str,
+    method: str | None,
+    html: str | None,
+    data: str | None,
+    plugin: list[str],
+    *,
+    json: bool,
 ) -> None:
     """Print the samples of a question. If `html` names a file, also write the samples to this file as an HTML page.
-    wanted: the question's id, TASK/ID, or a row key. method: use only the answers of this method."""
-    questions = RunQuestions(manifest.read(folder), data)
+    wanted: the question's id, TASK/ID, or a row key. method: use only the answers of this method. plugin: the
+    plug-in files, which must be those of the run; [] if none is needed."""
+    record = manifest.read(folder)
+    if plugin:
+        check_same(hashed(plugin), record["environment"].get("plugins") or (), folder.name)
+        load_plugins(plugin)
+    questions = RunQuestions(record, data)
     found = samples.samples(folder, wanted, method, questions)
     if json:
         terminal.data({"samples": found})
     else:
-        samples.show(found)
+        samples.show(found, questions)
     if html is not None:
         from kvbench.cli.sample_page import write
 

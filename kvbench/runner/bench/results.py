@@ -178,7 +178,7 @@ def nothing_evicted(method: Method, count: float) -> str | None:
     never evicts. count: mean number of evictions per sequence."""
     if count or not method.evicts:
         return None
-    longer = "more --new-tokens" if method.decode_bounded else "a longer --prompt"
+    longer = "more --new-tokens, a smaller --interval" if method.decode_bounded else "a longer --prompt"
     other = "a smaller --budget" if method.takes_budget else "other values of --method-opt"
     return f"nothing was evicted, so these figures are those of a full cache. Give {longer} or {other}."
 
