@@ -89,22 +89,25 @@ class AdaKV(Wrapper):
         heads = held.shape[1]
         total = torch.minimum(self._total(view, out), held.sum(dim=-1))  # [b]
         left = (total - fixed.sum(dim=-1)).clamp(min=0)
+        low = fixed.clamp(min=1)
+        if self.replaced is not None:  # a layer that lacks room for its protected entries gets it from other layers
+            low = torch.where((total < fixed.sum(dim=-1))[:, None], 1, low)  # see `select._with_room`
         score = torch.where(among, out.score.float(), float("-inf"))
         if self.normalize:
             score = _weighted(score, among, left // heads)
         if self.floor == "guarantee":
             sure = (total // heads * self.floor_alpha).long()[:, None] - fixed
             count = self._counts(view, score, among, left, sure)
-            return split_exactly(fixed + count, total, fixed.clamp(min=1), held)
+            return split_exactly(fixed + count, total, low, held)
         count = self._counts(view, score, among, left, None)
         if self.rounding == "official":
             floor = (left // heads * self.floor_alpha).long()[:, None]
             capacity = (count.float() * (1 - self.floor_alpha) + floor).round().long()
             capacity = (fixed + capacity).clamp(min=1).minimum(held)
-            return split_exactly(capacity, torch.minimum(capacity.sum(dim=-1), total), fixed.clamp(min=1), held)
+            return split_exactly(capacity, torch.minimum(capacity.sum(dim=-1), total), low, held)
         even = (left.double() / heads)[:, None]
         ideal = fixed + count * (1 - self.floor_alpha) + even * self.floor_alpha
-        return split_exactly(ideal, total, fixed.clamp(min=1), held)
+        return split_exactly(ideal, total, low, held)
 
     def _total(self, view: LayerView, out: ScoreOut) -> torch.Tensor:
         """Return how many entries all heads of the layer together may keep, [b]."""

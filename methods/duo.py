@@ -71,7 +71,8 @@ class Duo(Method):
         return False
 
     def min_budget(self) -> int:
-        return min(self.sinks, 1) + 1  # streaming heads shrink to a sink and the newest token
+        least = min(self.sinks, 1) + 1  # streaming heads shrink to a sink and the newest token
+        return max(super().min_budget(), least)
 
     def score(self, view: LayerView) -> ScoreOut:
         size = self._streaming(view.budget - (view.seen - view.prompt_len).clamp_min(0))

@@ -65,7 +65,7 @@ class LAQ(Method):
         inner = self._inner.needs()
         window = max(self.w2, inner.width)  # `inner` reads the queries that the engine keeps for laq
         kind: Literal["window", "none"] = "window" if window else "none"
-        return Needs(queries=kind, window=window, values=inner.values, keys=inner.keys, rope=inner.rope, probes=True)
+        return replace(inner, queries=kind, window=window, probes=True)
 
     def columns(self) -> tuple[Column, ...]:
         return (Column(name="laq"),)

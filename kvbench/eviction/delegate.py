@@ -61,7 +61,8 @@ def delegate(cls: Any, *more: str) -> None:
 
 def named(option: str, label: str, make: Callable[[], Method]) -> Method:
     """Make the method that an option of a wrapper names. label: the option's value; make: makes the method. Raises
-    OptionError if `label` names no method or two combined methods; a wrapper can wrap only one method."""
+    OptionError if `label` names no method, two combined methods (a wrapper can wrap only one), or an oracle, whose
+    tables of future attention `kvbench replay` makes only for the oracle itself."""
     try:
         inner = make()
     except UserError as error:
@@ -69,15 +70,17 @@ def named(option: str, label: str, make: Callable[[], Method]) -> Method:
     if inner.during("prefill") is not inner:
         wanted = "must name one method, not two combined methods such as snapkv+gkv or scope"
         raise OptionError(option, f"{wanted}; got {quote(label)}.")
+    if inner.oracle:
+        raise OptionError(option, f"must name a method that does not read the future; got {quote(label)}.")
     return inner
 
 
 def check_base(method: Any, *refusals: tuple[Callable[[Method], bool], str]) -> None:
     """Raise OptionError if the option `base` of the wrapper `method` names a method that it cannot wrap.
 
-    No wrapper can wrap an unknown method or two combined methods. A wrapper that is not `uniform` needs a method that
-    can score heads of uneven lengths. A wrapper whose heads may keep different tokens cannot wrap a method that needs
-    the same tokens in all heads (`needs_aligned`).
+    No wrapper can wrap an unknown method, two combined methods or an oracle. A wrapper that is not `uniform` needs a
+    method that can score heads of uneven lengths. A wrapper whose heads may keep different tokens cannot wrap a method
+    that needs the same tokens in all heads (`needs_aligned`).
 
     refusals: more methods that the wrapper cannot wrap, as pairs. The first part of a pair is a condition that is true
     for such a method. The second part is words for the kind of method that the user should name instead.

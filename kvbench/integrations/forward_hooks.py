@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 def hook(model: Any, cache: EvictionCache) -> Callable[[], None]:
     """Let each forward pass of the model with `past_key_values=cache` call `cache.enter` first and `cache.leave` last.
-    `enter` gets all inputs by name, and returns the positional and named inputs that the pass gets instead. `leave` is
-    also called after a pass that failed.
+    `enter` gets all inputs by name, and returns the positional and named inputs that the pass gets instead. `leave`
+    gets the result of the pass; after a pass that failed, None.
 
     Returns the function that removes the hooks. The hooks hold the cache by a weak reference, and are removed when the
     cache is deleted.
@@ -30,7 +30,7 @@ def hook(model: Any, cache: EvictionCache) -> Callable[[], None]:
     def leave(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         held = mine()  # compared with None below: a cache without layers is false
         if held is not None and _uses(_named(model, args, kwargs), held):
-            held.leave()
+            held.leave(out)
 
     hooks.callback(model.register_forward_pre_hook(enter, with_kwargs=True).remove)
     hooks.callback(model.register_forward_hook(leave, with_kwargs=True, always_call=True).remove)

@@ -28,6 +28,12 @@ class PromptGroup:
     cache: PromptCache
     writer: BlockWriter
 
+    @property
+    def next_token(self) -> int:
+        """The greedy next token after the group's only prompt, for probes."""
+        assert self.cache.logits is not None
+        return int(self.cache.logits[0].argmax())
+
     def of(self, call: AttentionCall) -> AttentionCall:
         """Return the part of an attention call that belongs to this group's prompts, without pads."""
         rows, first = self.rows, self.pads
@@ -46,6 +52,15 @@ def under_autocast(call: AttentionCall) -> AttentionCall:
         return call
     query, key, value = (x.to(torch.get_autocast_dtype(device)) for x in (call.query, call.key, call.value))
     return replace(call, query=query, key=key, value=value)
+
+
+def store_logits(prompts: Sequence[PromptGroup], out: Any) -> None:
+    """Store the logits after each prompt if the method has probes. out: what the model returned for the prompts; None
+    if the pass failed."""
+    for prompt in prompts:
+        if out is not None and prompt.cache.acting.needs().probes:
+            logits = out[0] if isinstance(out, tuple) else out.logits
+            prompt.cache.logits = logits[prompt.rows, -1]
 
 
 def attend(groups: Sequence[PromptGroup], call: AttentionCall) -> torch.Tensor:

@@ -47,6 +47,7 @@ from kvbench.integrations.prompt_groups import (
     check_positions,
     check_tokens,
     pads_before,
+    store_logits,
     under_autocast,
 )
 from kvbench.records import Request
@@ -109,8 +110,7 @@ class EvictionCache(FixedBatch):
         self._prompts: list[PromptGroup] = []  # empty before the prompts are read and after their eviction
         self._evictor: Evictor | None = None
         self._writer: StepWriter | None = None
-        self._seen = self._clock = 0
-        self._ids = torch.empty(0)
+        self._seen, self._clock, self._ids = 0, 0, torch.empty(0)
         self._routed = False  # whether a forward pass with this cache is running
         self._routing = contextlib.ExitStack()
         self._close = hook(loaded.model, self)
@@ -203,7 +203,7 @@ class EvictionCache(FixedBatch):
         self._routing.enter_context(torch.no_grad())
         try:
             if self._prompts:
-                self._settle(ids[:, 0].tolist())
+                self._settle()
         except BaseException:
             self._routing.close()
             raise
@@ -256,10 +256,11 @@ class EvictionCache(FixedBatch):
         index = (self._seen + torch.arange(ids.shape[1], device=ids.device) - pads).clamp(min=0)  # 0 for pads
         return index if self._images is None else self._images.positions(index, self._seen)
 
-    def leave(self) -> None:
-        """Restore the model's attention after a forward pass, also a failed one."""
+    def leave(self, out: Any) -> None:
+        """Restore the model's attention after a forward pass. out: its result; None if the pass failed."""
         self._routed = False
         self._routing.close()
+        store_logits(self._prompts, out)
 
     def _attend(self, call: AttentionCall) -> torch.Tensor:
         call, tokens = under_autocast(call), call.query.shape[2]
@@ -321,17 +322,17 @@ class EvictionCache(FixedBatch):
             with one_thread(self.slots.device):
                 self._evictor.tick(rows)
 
-    def _settle(self, first: list[int]) -> None:
-        """Evict the prompts and copy the remaining entries to the slots. first: the token after each prompt."""
+    def _settle(self) -> None:
+        """Evict the prompts and copy the remaining entries to the slots."""
         prompts, setup = self._prompts, self._setup
         with one_thread(self._ids.device):
             for prompt in prompts:
                 prompt.cache.recurrent = None if self._states is None else self._states.copy(prompt.rows)
                 if prompt.cache.acting.needs().probes and prompt.cache.full():
                     [row] = prompt.rows
-                    self._reader.probe(prompt.cache, self._ids[row, prompt.pads :].tolist(), first[row])
+                    self._reader.probe(prompt.cache, self._ids[row, prompt.pads :].tolist(), prompt.next_token)
                 prompt.cache.reduce()
-        self.slots = setup.cache(len(first))
+        self.slots = setup.cache(len(self._pads))
         self._evictor = Evictor(setup.rules, self.slots) if self.method.evicts else None
         for prompt in prompts:
             for place, row in enumerate(prompt.rows):

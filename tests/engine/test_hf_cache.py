@@ -329,6 +329,18 @@ def test_other_masks_and_positions_are_refused(inputs, message):
         loaded.model(ids, past_key_values=cache, **inputs)
 
 
+def test_a_draft_begins_with_the_greedy_token_whichever_comes_next():
+    loaded, kept = build("qwen3"), []
+    ids = torch.tensor([list(range(5, 65)), [3] * 9 + list(range(5, 56))])
+    for other in (0, 1):
+        with EvictionCache(loaded.model, "laq(inner=knorm, n=3)", budget=16, max_tokens=100) as cache:
+            how = {"past_key_values": cache, "return_dict": not other}
+            logits = loaded.model(ids, attention_mask=(ids != 3).long(), **how)[0]
+            loaded.model(logits[:, -1:].argmax(-1) ^ other, **how)
+            kept.append([layer.positions[..., :16].sort(-1).values for layer in cache.slots.evicting])
+    assert all(map(torch.equal, *kept))
+
+
 def test_a_cache_is_not_copied():
     with pytest.raises(UserError, match="cannot be deep-copied"):
         copy.deepcopy(EvictionCache(build("qwen3").model, "full"))

@@ -15,11 +15,13 @@ from kvbench.engine.model.own_attention import own_attention
 from kvbench.errors import UserError
 from kvbench.eviction import noise
 from kvbench.eviction.api import Method, Needs
+from kvbench.eviction.choose import from_label
 from kvbench.eviction.combined import Combined
 from kvbench.eviction.declare import WHOLE
 from kvbench.eviction.modality import check_images
 from kvbench.integrations.transformers_cache import EvictionCache
 from kvbench.records import Sampling
+from kvbench.registry import methods
 
 NEWEST, CLASSES = 5, ("Qwen3Attention",)
 
@@ -35,6 +37,25 @@ class Reads(Method):
 
     def score(self, view):
         return view.positions.float()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_inner_method_of_laq_reads_them(monkeypatch, whole):
+    """In the copy of the prompt's cache, which the inner method evicts; while decoding, none are stored."""
+    seen = []
+
+    def score(self, view):
+        seen.append((view.layer, view.hidden.shape[1], type(view.attention.module).__name__))
+        return view.positions.float()
+
+    loaded, knorm = build("qwen3"), methods.get("knorm")
+    monkeypatch.setattr(knorm, "needs", Reads(whole).needs)
+    monkeypatch.setattr(knorm, "score", score)
+    laq = from_label("laq(inner=knorm, n=2)")
+    engine = Engine(loaded, laq, budget=28, interval=16, slots=1, max_tokens=80)
+    list(engine.generate(requests((40,), (20,), 1, Sampling())))
+    layers = range(loaded.model.config.num_hidden_layers)
+    assert seen == [(layer, 40 if whole else NEWEST, *CLASSES) for layer in layers]
 
 
 def inputs_of_attention(loaded, ids):

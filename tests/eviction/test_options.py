@@ -131,6 +131,9 @@ def test_a_label_of_two_methods_gives_each_its_options():
     assert (one["gkv.window"], one["snapkv.window"]) == (8, 32)
     with pytest.raises(UserError, match="no option 'nosuch'"):
         from_label("snapkv+gkv(nosuch=0.5)")
+    for label in ("snapkv(window=8)+gkv", "snapkv(window=8) + gkv(alpha=0.9)"):
+        with pytest.raises(UserError, match=r"together at the end, .* as in snapkv\+gkv\(snapkv\.window=8, gkv\."):
+            from_label(label)
     with pytest.raises(UserError, match=r"names neither method; give 'gkv\.alpha'"):
         make("snapkv+gkv", {"alpha": 0.5})
 
@@ -177,6 +180,8 @@ def test_listing_methods_does_not_import_torch():
         ("ada-kv", {"base": "tova"}, "must name a method that does not average over heads; got 'tova'"),
         ("snapkv+chunkkv", {"chunkkv.base": "tova"}, "'chunkkv' needs the same tokens in all heads"),
         ("criticalkv", {"base": "chunkkv(base=tova)"}, "must name a method that does not average over heads"),
+        ("ada-kv", {"base": "golden"}, "'base' .*must name a method that does not read the future; got 'golden'"),
+        ("laq", {"inner": "golden(within=mean)"}, "must name a method that does not read the future"),
     ],
 )
 def test_combinations_whose_scores_would_be_wrong_are_refused(name, options, why):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -10,13 +11,13 @@ from support.methods import with_tables
 from support.models import build, requests
 
 from kvbench.engine.loop import Engine
-from kvbench.errors import UserError
-from kvbench.eviction.api import Protect
+from kvbench.errors import BudgetViolation, UserError
+from kvbench.eviction.api import Method, Protect
 from kvbench.eviction.choose import from_label
 from kvbench.eviction.protection import parse_protection
 from kvbench.eviction.rope import Rope
 from kvbench.eviction.select import protected
-from kvbench.eviction.view import make_view
+from kvbench.eviction.view import LayerView, make_view
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,8 @@ def test_the_smallest_budget_has_room_for_it() -> None:
     assert from_label("gkv(protection=prompt+sinks=4+recent=20)").min_budget() == 25
     assert from_label("ada-kv(base=gkv(protection=recent=20), protection=recent=30)").min_budget() == 31
     assert from_label("ada-kv(base=gkv(protection=recent=20))").keeps_always(48) == Protect(recent=20)
+    assert from_label("duo(sinks=4, recent=16, protection=sinks=4+recent=64)").min_budget() == 69
+    assert from_label("duo(sinks=4, recent=16)").min_budget() == 2
 
 
 def test_a_base_under_another_protection_gives_room_to_every_layer() -> None:
@@ -87,16 +90,16 @@ def test_a_base_under_another_protection_gives_room_to_every_layer() -> None:
     assert from_label("ada-kv(base=pyramidkv(window=8))").layerwise
 
 
-def evictions(label: str) -> list[tuple[int, set[int]]]:
-    """Tokens seen and positions kept, for every eviction, layer and head of a sequence of 76 tokens."""
+def evictions(label: str, prompt: int = 16) -> list[tuple[int, set[int]]]:
+    """Tokens seen and positions kept, for every eviction, layer and head of a prompt with 60 more tokens."""
     kept = list[tuple[int, set[int]]]()
 
     def log(key: int, seen: int, layer: int, heads: Sequence[torch.Tensor]) -> None:
         kept.extend((seen, set(head.tolist())) for head in heads)
 
     loaded, method = with_tables(build("llama")), from_label(label)
-    engine = Engine(loaded, method, budget=24, interval=8, slots=1, max_tokens=100, log=log)
-    list(engine.generate(requests(lengths=(16,), new_tokens=(60,), samples=1)))
+    engine = Engine(loaded, method, budget=24, interval=8, slots=1, max_tokens=140, log=log)
+    list(engine.generate(requests(lengths=(prompt,), new_tokens=(60,), samples=1)))
     assert kept
     return kept
 
@@ -117,6 +120,15 @@ def test_scores_that_protect_give_way(label: str) -> None:
 def test_uneven_budgets_of_layers_that_decide_together_have_room() -> None:
     kept = evictions("ada-kv(base=chunkkv(base=gkv(window=8), chunk=4, whole=true), protection=recent=16)")
     assert all({*range(seen - 16, seen)} <= positions for seen, positions in kept)
+
+
+@pytest.mark.parametrize(
+    "options", ["ada-kv(", "ada-kv(rounding=official, ", "ada-kv(floor=guarantee, ", "criticalkv(ada=true, "]
+)
+def test_a_layer_with_less_than_is_protected_gets_room_from_other_layers(options: str) -> None:
+    kept = evictions(f"{options}base=pyramidkv(window=4, kernel=1), protection=sinks=2+recent=16)", prompt=70)
+    assert all({0, 1, *range(54, 70)} <= positions for _, positions in kept)
+    assert sum(len(positions) for _, positions in kept) == 24 * len(kept)
 
 
 def test_sinks_that_another_protection_does_not_keep_are_scored() -> None:
@@ -163,3 +175,24 @@ def test_each_part_of_two_methods_has_its_own() -> None:
 def test_methods_that_cannot_take_it_say_why(label: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         from_label(label)
+
+
+@dataclass(frozen=True)
+class Full(Method):
+    """Protects all entries at each budget, or at budgets below `most`."""
+
+    sinks: int = 0
+    most: int = 1 << 40
+
+    def protect(self, budget: int) -> Protect:
+        return Protect(sinks=self.sinks, recent=min(budget, self.most) - self.sinks)
+
+    def score(self, view: LayerView) -> torch.Tensor:
+        return view.positions.float()
+
+
+@pytest.mark.parametrize("sinks", [0, 4])
+def test_a_protection_that_fills_every_budget_is_refused_at_once(sinks: int) -> None:
+    with pytest.raises(BudgetViolation, match=r"^Full\.protect\(\) fills every budget; it must leave room for one"):
+        Full(sinks=sinks).min_budget()
+    assert Full(sinks=sinks, most=200).min_budget() == 201
