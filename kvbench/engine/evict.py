@@ -26,6 +26,7 @@ from kvbench.engine.rules import KeptLog, Rules, allowed, check_held
 from kvbench.engine.upload import upload
 from kvbench.eviction import noise, select
 from kvbench.eviction.checks import gathered
+from kvbench.eviction.returned import observed
 from kvbench.eviction.view import LayerView
 
 Part = tuple[Stack, RowBatch]
@@ -231,7 +232,7 @@ class Evictor:
 
     def _observe(self, stack: Stack, batch: RowBatch) -> None:
         view = self._view(stack, batch, self._since_last, sums=stack.sums_of(batch))
-        stack.write(batch, self.method.observe(view))
+        stack.write(batch, observed(self.method, view))
 
     def _reduce(self, parts: Sequence[Part]) -> None:
         views = [

@@ -24,6 +24,7 @@ from kvbench.engine.model.load import LoadedModel, load_draft
 from kvbench.engine.writers import BlockWriter
 from kvbench.errors import SetupError, UserError, quote
 from kvbench.eviction.api import Method, Probe
+from kvbench.eviction.returned import observed
 from kvbench.taskkit import prompts
 from kvbench.taskkit.reader import ModelReader
 
@@ -203,7 +204,7 @@ def _run(probe: Probe, cache: PromptCache, target: PromptCache, forward: Forward
         full = cache.layers[index]
         seen = (cache.prompt_rows or {}).get(index, full.rows)
         view = cache.view(full, queries, positions, seen, probe, (layer.keys[:, :, first:rows], own))
-        full.write(cache.rules.method.observe(view))
+        full.write(observed(cache.rules.method, view))
 
     newest = {index: (layer.queries, layer.hidden) for index, layer in target.layers.items()}
     logits, rows = forward(BlockWriter(target, block, observe), probe, start)

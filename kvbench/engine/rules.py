@@ -16,6 +16,7 @@ from kvbench.engine.attention.interface import AttentionCall
 from kvbench.errors import BudgetViolation, UserError
 from kvbench.eviction.api import Method
 from kvbench.eviction.new_tokens import NewTokens
+from kvbench.eviction.returned import of_new_tokens
 from kvbench.eviction.rope import Rope
 from kvbench.eviction.view import LayerView, OwnAttention, StackView
 
@@ -100,7 +101,8 @@ class Rules:
             return {}
         if call.hidden is None:
             raise no_hidden_states(call.layer)
-        return method.on_tokens(
+        return of_new_tokens(
+            method,
             NewTokens(
                 layer=call.layer,
                 hidden=call.hidden,
@@ -109,7 +111,8 @@ class Rules:
                 weights=self.weights_on(call.key.device),
                 layer_weights=self.layer_weights.get(call.layer, {}),
                 marks=self._marks_of(call),
-            )
+            ),
+            geometry.group,
         )
 
     def _marks_of(self, call: AttentionCall) -> torch.Tensor | None:

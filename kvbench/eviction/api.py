@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from kvbench.eviction.new_tokens import NewTokens
     from kvbench.eviction.view import LayerView
 
+LARGE = 1 << 30  # a budget above all that users give
+
 
 @dataclass(frozen=True)
 class Method(ABC):
@@ -177,7 +179,7 @@ class Method(ABC):
         number is the smaller of two: the size of the window, and how many recent tokens `protect` keeps.
         """
         needs = self.needs()
-        return min(needs.width, self.protect(1 << 30).recent) if needs.queries == "window" else 0
+        return min(needs.width, self.protect(LARGE).recent) if needs.queries == "window" else 0
 
     def summed(self, view: LayerView) -> int:
         """Return the number of queries over which the scores are sums; 1 if they are means, or no attention.
@@ -291,12 +293,19 @@ class Method(ABC):
 
         Raises BudgetViolation if no budget has such room.
         """
-        # Protection may depend on the budget (h2o keeps budget // 2), so search for the first budget that fits.
+        # Protection may depend on the budget (h2o keeps budget // 2), so search for the first budget that fits. Sample
+        # large and small budgets first: where none fits, the search would try every budget.
+        if not any(self._fits(budget) for budget in (*range(LARGE, LARGE + 64), *range(1, 65))):
+            raise BudgetViolation(
+                f"{type(self).__name__}.protect() fills every budget; it must leave room for one entry more."
+            )
         budget = 1
-        while (p := self.keeps_always(budget)).sinks + p.recent + 1 > budget:
-            if budget > 1 << 30:
-                raise BudgetViolation(
-                    f"{type(self).__name__}.protect() fills every budget; it must leave room for one entry more."
-                )
+        while not self._fits(budget):
+            p = self.keeps_always(budget)
             budget = max(budget + 1, min(p.sinks + p.recent + 1, 2 * budget + 1))
         return budget
+
+    def _fits(self, budget: int) -> bool:
+        """Return whether a budget has room for the protected sinks and recent tokens and for one other entry."""
+        protect = self.keeps_always(budget)
+        return protect.sinks + protect.recent < budget

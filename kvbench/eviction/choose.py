@@ -1,8 +1,9 @@
 """Makes a method from its name and options.
 
-gkv                            one method
-snapkv+gkv                     two methods under one budget
-snapkv(kernel=5, window=16)    a method with options, as tables print it
+gkv                                           one method
+snapkv+gkv                                    two methods under one budget
+snapkv(kernel=5, window=16)                   a method with options, as tables print it
+snapkv+gkv(snapkv.window=8, gkv.alpha=0.9)    two methods with options
 """
 
 from __future__ import annotations
@@ -99,12 +100,17 @@ def from_label(label: str) -> Method:
     With two methods, an option without a prefix applies to each method that has it. Raises UserError for a malformed
     label, an unknown method or an invalid option.
     """
+    if any("(" in part for part in _split(label, "+")[:-1]):
+        raise UserError(
+            f"method {quote(label)}: the options of both methods stand together at the end, each with the name of its "
+            "method, as in snapkv+gkv(snapkv.window=8, gkv.alpha=0.9)."
+        )
     name, bracket, rest = label.strip().partition("(")
     if bracket and not rest.endswith(")"):
         raise UserError(f"method {quote(label)}: the options must end with ')'.")
     pairs = []
     inside = rest.removesuffix(")").strip()
-    for item in (part.strip() for part in _split(inside)) if inside else ():
+    for item in (part.strip() for part in _split(inside, ",")) if inside else ():
         option, equals, value = item.partition("=")
         if not equals:
             raise UserError(f"method {quote(label)}: options are NAME=VALUE; got {quote(item)}.")
@@ -113,12 +119,12 @@ def from_label(label: str) -> Method:
     return parse(name, [own for option, value in pairs for own in addressed(name, option, value)])
 
 
-def _split(text: str) -> list[str]:
-    """Split a text at the commas outside brackets."""
+def _split(text: str, separator: str) -> list[str]:
+    """Split a text at the separators outside brackets."""
     parts, depth = [""], 0
     for character in text:
         depth += {"(": 1, ")": -1}.get(character, 0)
-        if character == "," and depth == 0:
+        if character == separator and depth == 0:
             parts.append("")
         else:
             parts[-1] += character

@@ -10,6 +10,7 @@ from kvbench.errors import UserError, bare, quote
 from kvbench.eviction.api import Column, Method, Needs, Phase, Probe, Prompt, Protect, State, Trigger, Weights
 from kvbench.eviction.learned import LearnedWeights
 from kvbench.eviction.modality import MODALITY
+from kvbench.eviction.returned import observed
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 
@@ -72,11 +73,11 @@ class Combined(Method):
 
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
         if view.probe is not None:
-            return self.first.observe(view)
+            return observed(self.first, view)
         values: dict[str, torch.Tensor] = {}
         for part in (self.first, self.second):
             if part.needs().queries == "since_last":
-                values |= part.observe(view)
+                values |= observed(part, view)
         return values
 
     def on_tokens(self, new: NewTokens) -> dict[str, torch.Tensor]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvbench.errors import BudgetViolation, PluginError, quote
+from kvbench.errors import BudgetViolation, PluginError
+from kvbench.eviction import returned
 from kvbench.eviction.api import Allocation, Method, Protect, ScoreOut, TopK
 from kvbench.eviction.checks import refuse
 from kvbench.eviction.modality import MODALITY
@@ -38,15 +39,17 @@ def decide(method: Method, views: Sequence[LayerView]) -> list[Decision]:
     views: all layers that evict. For a `layerwise` method some of these layers are enough; for a `stacked` method the
     views may be `StackView`s. The views may hold different numbers of entries, but have the same budget.
 
-    Raises BudgetViolation for NaN scores and for a choice that `check` refuses; PluginError when `_score` raises it.
+    Raises BudgetViolation for NaN scores and for a choice that `check` refuses; PluginError for results of the
+    method's functions that `returned` refuses.
     """
-    outs, wheres = [_score(method, view) for view in views], [view.positions.device for view in views]
+    outs = [returned.scored(method, "score", method.score(view), view) for view in views]
+    wheres = [view.positions.device for view in views]
     if len(set(wheres)) > 1:  # a model divided among devices
         views, outs = [view.at(wheres[0]) for view in views], [out.at(wheres[0]) for out in outs]
     if method.joint:
-        outs = method.settled(views, outs)
+        outs = _settled(method, views, outs)
     musts = [protected(kept_always(method, v), v.positions, v.seen, v.prompt_len, v.mask) for v in views]
-    shares = method.quotas(allocation_of(views, outs)) if not method.uniform else None
+    shares = returned.quotas_of(method, allocation_of(views, outs)) if not method.uniform else None
     if shares is not None and method.replaced is not None:
         shares = _with_room(shares, views, musts)
     if method.scope == "model":
@@ -79,16 +82,14 @@ def _kept_per_head(method: Method, view: LayerView) -> int | None:
     return None
 
 
-def _score(method: Method, view: LayerView) -> ScoreOut:
-    """Return the method's scores of one layer. Raises PluginError if the scores have a wrong shape."""
-    out = method.score(view)
-    scored = ScoreOut.of(out)
-    shape = getattr(scored.score, "shape", None)
-    if shape != view.positions.shape:
-        got = f"a tensor {list(shape)}" if shape is not None else quote(type(out).__name__)
-        wanted = f"a tensor [b, Hk, N] = {list(view.positions.shape)}"
-        raise PluginError(f"{type(method).__name__}.score() must return {wanted}; got {got}.")
-    return scored
+def _settled(method: Method, views: Sequence[LayerView], outs: list[ScoreOut]) -> list[ScoreOut]:
+    """Return the final scores of all layers. Raises PluginError for a wrong number of layers or a wrong shape."""
+    final = method.settled(views, outs)
+    if len(final) != len(views):
+        raise PluginError(
+            f"{type(method).__name__}.settled() must return one ScoreOut per layer ({len(views)}); got {len(final)}."
+        )
+    return [returned.scored(method, "settled", out, view) for out, view in zip(final, views)]
 
 
 def allocation_of(views: Sequence[LayerView], outs: Sequence[ScoreOut]) -> Allocation:

@@ -6,15 +6,17 @@ scored without a judge and without running programs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kvbench.engine.model.load import LoadedModel
-from kvbench.errors import UserError, quote
+from kvbench.errors import UserError, bare, counted, few, quote
 from kvbench.eviction import choose
 from kvbench.replay.choices import Chosen, budget_of
 from kvbench.replay.traces import ForcedTrace
+from kvbench.runner import rows
 from kvbench.runner.workload import TaskWork
 from kvbench.scoring.pool import ScorePool
 from kvbench.store import read_rows
@@ -33,9 +35,11 @@ def check_scorable(work: TaskWork) -> None:
         )
 
 
-def scored(work: TaskWork, traces: Sequence[ForcedTrace], loaded: LoadedModel) -> Right:
-    """Score the answers of the traces. Return whether each answer is right, by question and sample. The task must pass
-    `check_scorable`."""
+def scored(
+    work: TaskWork, traces: Sequence[ForcedTrace], loaded: LoadedModel, say: Callable[[str], None] = lambda text: None
+) -> Right:
+    """Score the answers of the traces. Return whether each answer is right, by question and sample. Answers that cannot
+    be scored are left out. say: called with their number and the reasons. The task must pass `check_scorable`."""
     prompts = {p.doc_id: p for p in work.prompts}
     with ScorePool() as pool:
         waiting = []
@@ -50,16 +54,24 @@ def scored(work: TaskWork, traces: Sequence[ForcedTrace], loaded: LoadedModel) -
                 thinking=prompt.thinking,
             )
             waiting.append(pool.submit(work.task, prompt.doc, output))
-        scores = [future.result() for future in waiting]
-    return {(t.request.doc_id, t.sample): score.value == 1 for t, score in zip(traces, scores)}
+        columns = [rows.scored(future.result()) for future in waiting]
+    reasons = Counter(row["note"] or row["status"] for row in columns if row["score"] is None)
+    if reasons:
+        listed = few([f"{bare(reason)} ({count})" for reason, count in reasons.most_common()], 3)
+        say(
+            f"task {quote(work.task.name)}: {reasons.total()} of {counted(len(traces), 'answer')} have no score and "
+            f"count neither as right nor as wrong: {listed}."
+        )
+    named = zip(traces, columns)
+    return {(t.request.doc_id, t.sample): row["score"] == 1 for t, row in named if row["score"] is not None}
 
 
 def stored_scores(folder: Path, task: str) -> Right:
     """Return, by question and sample, whether an answer that a run generated with the full cache has the score 1. An
     answer without a score counts as wrong."""
-    rows = read_rows(folder)
-    rows = rows[(rows["task"] == task) & (rows["method"] == "full")]
-    return {(str(d), int(n)): bool(s == 1) for d, n, s in zip(rows["doc_id"], rows["sample"], rows["score"])}
+    stored = read_rows(folder)
+    stored = stored[(stored["task"] == task) & (stored["method"] == "full")]
+    return {(str(d), int(n)): bool(s == 1) for d, n, s in zip(stored["doc_id"], stored["sample"], stored["score"])}
 
 
 def own_ratios(
@@ -71,10 +83,10 @@ def own_ratios(
     evicts. cluster: the cluster of the question. ratio: the Token Retention Ratio of the released script (see
     `analyses.retention_ratio`), or None if the answer is not right. A method and budget without answers is left out.
     """
-    rows = read_rows(folder)
-    rows = rows[(rows["task"] == task) & (rows["status"] == "ok")]
-    rows = rows.astype(object).where(rows.notna(), None)
-    records = [row for row in rows.to_dict("records") if row["interval"] in (None, interval)]
+    stored = read_rows(folder)
+    stored = stored[(stored["task"] == task) & (stored["status"] == "ok")]
+    stored = stored.astype(object).where(stored.notna(), None)
+    records = [row for row in stored.to_dict("records") if row["interval"] in (None, interval)]
     return {c: own for c in chosen if (own := [_ratio(row) for row in records if _is_of(row, c)])}
 
 

@@ -112,10 +112,11 @@ class Session:
             **same_run.model_record(config, models.state(inputs.info), inputs.adapter),
             **same_run.method_record(states),
             "dtype": str(loaded.dtype),
-            "device": env.device_name(loaded.device),
+            "device": env.device_name(loaded.device, len(loaded.devices) if loaded.divided else 0),
+            "processor": env.processor() if loaded.device.type == "cpu" else None,
             "threads": torch.get_num_threads(),
             "versions": env.versions(),
-            "git": env.git_commit(),
+            "code": env.code_hash(),
         }
 
     def _plans(self, target: Target) -> Plans:
@@ -157,7 +158,7 @@ class Session:
     ) -> None:
         right = {}
         if self.scores:
-            right = stored_scores(self.folder, name) if self.folder else scored(task, traces, loaded)
+            right = stored_scores(self.folder, name) if self.folder else scored(task, traces, loaded, terminal.warning)
         decode = loaded.tokenizer.decode
         own = own_ratios(self.folder, name, chosen, interval) if self.scores and self.folder else {}
         study = Study(task=name, traces=traces, interval=interval, text=decode, right=right, own=own)

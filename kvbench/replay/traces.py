@@ -1,8 +1,8 @@
 """Gets the traces that a replay reads: answers that the model, with the full cache, generates now or has generated in
 an earlier run.
 
-An answer that is generated now covers only the first turn of its question. In both cases an answer depends on task,
-model, sampling settings and seed, but not on the methods under which it is replayed.
+Questions with several turns are left out. In both cases an answer depends on task, model, sampling settings and seed,
+but not on the methods under which it is replayed.
 """
 
 from __future__ import annotations
@@ -62,12 +62,19 @@ def answer_with_full_cache(
 ) -> list[ForcedTrace]:
     """Let the model answer every question of a task once. Return the answers in the order of the questions.
 
-    The task's sampling settings apply. Questions that are too long and answers that failed are left out. say: called
+    The task's sampling settings apply. Questions that are too long or have several turns, and answers that failed, are
+    left out. say: called
     with a message about what is left out. on_read: called after each answer with "", 1, and the number of its tokens.
-    parts: has the answers if an earlier command finished them. Raises UserError if no question fits the model's
-    context.
+    parts: has the answers if an earlier command finished them. Raises UserError if every question has several turns or
+    does not fit the model's context.
     """
-    prompts = {p.doc_id: p for p in work.prompts if p.ids and p.max_tokens <= loaded.context}
+    single = [p for p in work.prompts if not p.talk]
+    if work.prompts and not single:
+        raise UserError(
+            f"every question of task {quote(work.task.name)} has several turns, and replay reads only questions with "
+            "one turn. Choose another task."
+        )
+    prompts = {p.doc_id: p for p in single if p.ids and p.max_tokens <= loaded.context}
     if not prompts:
         raise UserError(
             f"no question of task {quote(work.task.name)} fits, together with its answer, into the model's context of "
@@ -88,7 +95,7 @@ def answer_with_full_cache(
     if missing := len(work.prompts) - len(traces):
         say(
             f"task {quote(work.task.name)}: {missing} of {len(work.prompts)} questions have no answer to "
-            "replay (too long, or failed)."
+            "replay (too long, several turns, or failed)."
         )
     return [traces[name] for name in prompts if name in traces]
 
@@ -186,6 +193,6 @@ def read_trace(
 
 
 def _request(work: TaskWork, prompt: Prompt, seed: int, sample: int) -> Request:
-    """Return the request for one sample of a question's first turn."""
+    """Return the request for one sample of a question with one turn."""
     request = work.request(prompt, (sample,), seed)
-    return replace(request, max_tokens=None, conversation=None, compress_at=None)
+    return replace(request, max_tokens=None, compress_at=None)

@@ -94,6 +94,14 @@ def uses_chat(chat: bool, style: str, *, no_chat_template: bool = False) -> bool
     return chat and not raw and not no_chat_template
 
 
+def chat_cure(chat: bool, *, no_chat_template: bool) -> str:
+    """Return what the user can do about prompts that need the chat template, if `uses_chat` is False. The arguments are
+    those of `uses_chat`."""
+    if no_chat_template:
+        return "Leave out --no-chat-template."
+    return "Give another --prompt-style." if chat else "Set chat=True in the GenSpec of the task."
+
+
 def load_template(path: str | Path) -> str:
     """Return the text of a --chat-template file. Raises UserError if it cannot be read or is not Jinja."""
     try:

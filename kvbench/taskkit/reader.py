@@ -157,7 +157,7 @@ def _raw(question: str, turns: tuple[Turn, ...], answers: tuple[str, ...]) -> st
     if any(turn.history for turn in turns):
         raise UserError(
             f"question {quote(question)} continues a conversation, which only a chat template can render. "
-            "Leave out --no-chat-template, or give another --prompt-style."
+            "Leave out --no-chat-template, give another --prompt-style, or set chat=True in the GenSpec of the task."
         )
     system = f"{turns[0].system}\n\n" if turns[0].system else ""
     parts = [turn.user + turn.answer_prefix + answer for turn, answer in zip(turns, [*answers, ""])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from pathlib import Path
 
@@ -86,3 +87,17 @@ def test_a_reset_conversation_is_another_row_and_reads_its_answers_anew(plugin, 
     # With nothing evicted both read the same text, up to how the answer is cut into tokens.
     same = kept[full]["output_sha256"].to_numpy() == reset[reset["method"] == "full"]["output_sha256"].to_numpy()
     assert same[::2].mean() >= 0.5
+
+
+def test_show_names_the_missing_plugin_and_takes_it(kvbench, plugin, tmp_path: Path):
+    execute(config(plugin), out=tmp_path, run_name="r1")
+    words = ("show", "r1", "--out", str(tmp_path), "--sample", "q0", "--method", "full")
+    page = tmp_path / "page.html"
+    cause = "a plug-in of the run ('two_turns.py'), which must be given with --plugin"
+    assert f"-- question 2\n(not stored in the run, and the task comes from {cause})\n" in kvbench(*words).out
+    assert kvbench(*words, "--html", str(page)).code == 0
+    assert f"The task comes from {cause}: later turns" in html.unescape(page.read_text())
+    assert "-- question 2\nand then\n-- output 2\n" in kvbench(*words, "--plugin", plugin).out
+    other = tmp_path / "other.py"
+    other.write_text(PLUGIN + "# changed")
+    assert "is none of the plug-ins that run 'r1' began with" in kvbench(*words, "--plugin", str(other)).err

@@ -143,6 +143,6 @@ def test_show_prints_every_turn_with_its_question(tmp_path, capsys, monkeypatch)
         monkeypatch.setenv("KVBENCH_DATA", str(folder.parent))
         assert main(show) == 0
         shown = capsys.readouterr().out
-        why = "(not stored in the run, and the task's data are not on this machine)"
+        why = "(not stored in the run, and the task's data are not on this machine, or are not those of the run)"
         assert f"-- question 2\n{why}\n-- output 2\n" in shown
         assert "things" not in shown

@@ -229,15 +229,15 @@ def test_survival_under_the_full_cache_and_the_oracle():
 
 def test_retention_ratio_counts_right_answers_only():
     """24 right after the last eviction at 61 or 43 tokens, and what was read since."""
-    loaded, asked = build("qwen3"), traces([(45, 22), (35, 10), (45, 22)])
-    right = {("0", 0): True, ("1", 0): True, ("2", 0): False}
+    loaded, asked = build("qwen3"), traces([(45, 22), (35, 10), (45, 22), (45, 22)])
+    right = {("0", 0): True, ("1", 0): True, ("2", 0): False}  # question 3 has no score
     [row] = found(loaded, asked, "retention-ratio", STREAMING, right=right)
     assert (row["answers"], row["right"]) == (3, 2)
     assert row["ratio"] == pytest.approx(mean([(24 + 5) / 66, (24 + 1) / 44]))
     assert row["script"] == pytest.approx(mean([24 / 67, 24 / 45]))
     assert row["ratio_se"] == pytest.approx(abs((24 + 5) / 66 - (24 + 1) / 44) / 2)
     [row] = found(loaded, asked, "retention-ratio", STREAMING)
-    assert (row["right"], row["ratio"], row["script"]) == (0, None, None)
+    assert (row["answers"], row["right"], row["ratio"], row["script"]) == (0, 0, None, None)
     [row] = found(loaded, asked, "retention-ratio", FULL, right=right)
     assert (row["ratio"], row["script"]) == (1.0, 1.0)
 

@@ -30,8 +30,37 @@ SESSION = {
     "empty": "replay --run r2 --method gkv --budget 32",
     "run without": "run --method gkv --budget 32 --task walk/orbit-100 --limit 1 --interval 16 --run-name r2 -q",
     "without": "replay --run r2 --method gkv --budget 32",
+    "turns": "replay --plugin turns.py --task turns --analysis retention-ratio --method gkv --budget 32 --json",
 }
+TURNS = """
+from kvbench.registry import tasks
+from kvbench.task import Doc, GenSpec, Score, Task, Turn
+
+
+class Turns(Task):
+    suite = summary = "own"
+    cheap_score = True
+
+    def docs(self, source, *, style="default", limit=None):
+        counts = {"turns": (1, 1, 1, 2, 3), "talk": (2, 2)}[self.name]
+        turn = Turn(question="fact 1 " * 20)
+        return [Doc(doc_id=str(i), turns=(turn,) * n, reference=1) for i, n in enumerate(counts)]
+
+    def gen(self, model_type):
+        return GenSpec(max_new_tokens=12, chat=False)
+
+    def score(self, doc, output):
+        return Score(value=[1.0, None][int(doc.doc_id)])  # fails for question 2
+
+
+for name in ("turns", "talk"):
+    tasks.register(name)(type(name, (Turns,), {}))
+"""
 REFUSED = {
+    "turns only": (
+        "replay --plugin turns.py --task talk --method gkv --budget 32",
+        "every question of task 'talk' has several turns, and replay reads only questions with one turn. Choose",
+    ),
     "no method": ("replay --budget 32 --task walk", "--method is missing. Give a method name, or all;"),
     "no budget": ("replay --method all --task walk", "--budget is missing."),
     "no task": ("replay --method gkv --budget 32", "--task is missing."),
@@ -56,6 +85,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def session(folder: Path, calls: Callable) -> dict:
+    (folder / "turns.py").write_text(TURNS)
     lines = SESSION | {case: line for case, (line, _) in REFUSED.items()} | {"list": "list methods --json"}
     return dict(zip(lines, calls(folder, [(line.split(), VARIABLES.get(case, {})) for case, line in lines.items()])))
 
@@ -144,6 +174,17 @@ def test_a_run_without_answers_of_the_full_cache(session):
     assert "run 'results/r2' has no answers with the full cache to 'walk/orbit-100'" in session["without"].err
     assert session["empty"].code == 2
     assert "r2" in session["empty"].err
+
+
+def test_questions_with_several_turns_and_answers_without_a_score_are_left_out(session):
+    [row] = [r for r in document(session["turns"])["analyses"]["retention-ratio"] if r["method"] == "gkv"]
+    assert (row["answers"], row["right"]) == (1, 1)
+    notices = session["turns"].err
+    assert "task 'turns': 2 of 5 questions have no answer to replay (too long, several turns, or failed)." in notices
+    assert "task 'turns': 2 of 3 answers have no score and count neither as right nor as wrong: grader_error (1), " in (
+        notices
+    )
+    assert "IndexError" in notices
 
 
 @pytest.mark.parametrize("case", REFUSED)

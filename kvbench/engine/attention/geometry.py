@@ -289,7 +289,10 @@ def for_lengths(geometry: Sequence[LayerGeometry], longest: int) -> tuple[LayerG
     return tuple(replace(g, window=None) if g.window is not None and g.window >= longest else g for g in geometry)
 
 
-RUN_SHORTER = "Use --method full, or lower --max-new-tokens until a whole sequence fits into a window"
+RUN_SHORTER = (
+    "Use the method full, or lower the limit of tokens (--max-new-tokens; max_tokens of EvictionCache) until a whole "
+    "sequence fits into a window"
+)
 
 
 def check_evicts(geometry: Sequence[LayerGeometry], longest: int, cure: str = RUN_SHORTER) -> None:

@@ -24,6 +24,7 @@ from kvbench.engine.upload import upload
 from kvbench.eviction import noise, select
 from kvbench.eviction.api import Method, Probe
 from kvbench.eviction.checks import gathered, read
+from kvbench.eviction.returned import observed
 from kvbench.eviction.view import LayerView
 
 
@@ -140,7 +141,7 @@ class PromptCache:
         """Let the method observe a block of queries of the prompt. end: the position of the last query + 1. This query
         sees the first `rows` entries of every head."""
         before, self.seen = self.seen, end
-        layer.write(self.rules.method.observe(self.view(layer, queries, positions, rows)))
+        layer.write(observed(self.rules.method, self.view(layer, queries, positions, rows)))
         self.seen = before
 
     def full(self) -> bool:

@@ -31,18 +31,18 @@ class RetentionRatio(MethodAnalysis):
         held = moment.held.sum(dim=-1).mean(dim=(0, 2)) * moment.copies  # [b]
         for i, place in enumerate(moment.traces):
             trace = self.study.traces[place]
-            right = self.study.right.get((trace.request.doc_id, trace.sample), False)
+            right = self.study.right.get((trace.request.doc_id, trace.sample))
             total = len(trace.prompt) + len(trace.answer)
             budget = moment.chosen.budget
             script = 1.0 if budget is None else min(1.0, entries(budget, len(trace.prompt)) / total)
             sums = {"right": 1.0, "ratio": float(held[i]) / moment.seen, "script": script}
             if not right:
                 sums = dict.fromkeys(sums, 0.0)
-            self.tally.add((moment.chosen, moment.bounded), [place], answers=1.0, **sums)
+            self.tally.add((moment.chosen, moment.bounded), [place], answers=float(right is not None), **sums)
 
     def rows(self) -> list[Row]:
-        """Return a row of results per method and budget. Columns `answers` and `right`: the number of answers that were
-        read, and of those with the score 1."""
+        """Return a row of results per method and budget. Columns `answers` and `right`: the number of answers that
+        have a score, and of those with the score 1."""
         return [
             {
                 "task": self.study.task,
@@ -67,7 +67,7 @@ class RetentionRatio(MethodAnalysis):
             for row in rows
         ]
         title = "Token retention ratio of right answers"
-        about = "In brackets: the number of right answers, over which the bar is a mean, and of all answers."
+        about = "In brackets: the number of right answers, over which the bar is a mean, and of all scored answers."
         return plots.bars("retention-ratio", title, points, x="cache length / sequence length", about=about)
 
     @staticmethod
