@@ -35,14 +35,16 @@ from kvbench.taskkit.rows import reasoning
 SHOWN = 5  # how many of a file's problems the error message lists
 MEDIA = re.compile(r"(?<![a-z])(images?|img|pictures?|photos?|videos?|audios?)(?![a-z])", re.I)  # in names of fields
 _OPERATOR = re.compile(r"[+*/^=_\\]|-.*[a-z]|[a-z].*-")  # "A-B-C" may be an order
-_SCIENTIFIC = re.compile(r"\s*[-+]?[0-9]+(?:\.[0-9]+)?[eE][-+]?[0-9]{1,3}\s*")
+_PLAIN = r"[0-9]+(?:\.[0-9]+)?"
+_NUMBER = re.compile(rf"[-+]?(?:{_PLAIN}|\.[0-9]+)(?:[eE][-+]?[0-9]{{1,3}})?")
+_SCIENTIFIC = re.compile(rf"(?<![\w.])(?<![0-9],){_PLAIN}[eE][-+]?[0-9]{{1,3}}(?!\w|[.,][0-9])")  # no part of a word
 # The fields that may hold text, as `_wrong` checks them: name, whether numbers are allowed, whether it is required.
 _TEXTS = tuple((field, False, False) for field in ("context", "system", "answer_prefix", "category", "cluster_id"))
 
 
 @tasks.register("file")
 class FileTask(Task):
-    version = "4"  # LaTeX's markup is no part of a text; a reference such as 1e-05 is a number
+    version = "5"  # 1e-05 is a number in answers too; LaTeX's markup is read with fewer mistakes
     suite = "own"
     summary = "your own questions from a JSON-lines file (--task-file)"
     prompt_styles = ("default", "plain")
@@ -65,16 +67,19 @@ class FileTask(Task):
         return reasoning(model_type, max_new_tokens=8192)
 
     def score(self, doc: Doc, output: Output) -> Score:
-        whole, reference = doc.turns[0].answer_prefix + output.text, decimal(str(doc.reference))
+        whole, reference = doc.turns[0].answer_prefix + output.text, str(doc.reference)
         answer, shown = (after_thinking(text, output.thinking) for text in (output.text, whole))
         box = last_box(shown)
         texts = {answer, shown} if box is None else {box}
         if is_mathematics(doc.reference):
             # Numbers in the prefix are no answer; but the prefix may open the box.
             read = output.text if box == last_box(answer) else whole
-            score = score_math(read, reference, thinking=output.thinking)
-            if unwrapped(reference).rstrip(".") in {decimal(unwrapped(text).rstrip(".")) for text in texts}:
-                score = replace(score, value=1.0, strict=float(box is not None))
+            score = score_math(decimals(read), decimals(reference), thinking=output.thinking)
+            wanted, given = value(reference), {value(text) for text in texts}
+            if wanted in given:
+                return replace(score, value=1.0, strict=float(box is not None))
+            if _SCIENTIFIC.search(reference) and all(isinstance(one, Decimal) for one in (wanted, *given)):
+                return replace(score, value=0.0, strict=0.0)  # math-verify compares six decimals only
             return score
         right = any(fold(text) == fold(reference) or same_algebra(text, reference) for text in texts)
         return Score(
@@ -120,10 +125,16 @@ def unwrapped(text: str) -> str:
     return re.sub(r"^\((\w)\)$", r"\1", as_text(text).strip("$").strip())
 
 
-def decimal(text: str) -> str:
-    """Return a number in scientific notation, such as "1e-05", as a plain decimal, because math-verify reads the "e" as
-    a variable. Any other text is returned unchanged."""
-    return format(Decimal(text.strip()), "f") if _SCIENTIFIC.fullmatch(text) else text
+def value(text: str) -> Decimal | str:
+    """Return a text as a number if it is one ("1e-05", "0.50"), otherwise `unwrapped` and without final points."""
+    plain = unwrapped(text).rstrip(".")
+    return Decimal(plain) if _NUMBER.fullmatch(plain) else plain
+
+
+def decimals(text: str) -> str:
+    """Return a text with its numbers in scientific notation, such as "1e-05", as plain decimals, because math-verify
+    reads the "e" as a variable."""
+    return _SCIENTIFIC.sub(lambda found: format(Decimal(found[0]), "f"), text)
 
 
 def same_algebra(text: str, reference: str) -> bool:

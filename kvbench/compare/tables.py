@@ -99,7 +99,8 @@ class Comparison(Report):
             "unused": list(words.unused(outcome)),
             "decisions": list(words.decisions(outcome)),
             "differs": [{"class": kind, "what": what} for kind, what in words.differing(outcome)],
-            "new_only": [
+            "new_only": list(words.new_only(outcome).values()),
+            "new_only_cells": [
                 {"cell": cell, "model": key.model, "interval": key.interval, "seed": key.seed}
                 for key, cell in words.new_only(outcome).items()
             ],

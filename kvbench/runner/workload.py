@@ -262,12 +262,10 @@ def _check_texts(task: Task, docs: Iterable[Doc]) -> None:
 
 
 def _with_vision(task: Task, reader: ModelReader, vision: Callable[[], Vision], cure: str) -> ModelReader:
-    """Return the model's reader with an image processor added. Raises UserError if the prompts use no chat template; its
-    message ends with `cure`."""
+    """Return the model's reader with an image processor added. Raises UserError if the prompts use no chat template,
+    with `cure` in its message."""
     if not reader.chat:
-        raise UserError(
-            f"task {quote(task.name)} has images, which only a chat template can place in a prompt. {cure}"
-        )
+        raise UserError(f"task {quote(task.name)} has images, which only a chat template can place in a prompt. {cure}")
     seeing = vision()
     return dataclasses.replace(reader, vision=seeing, template=reader.template or seeing.template)
 

@@ -12,7 +12,7 @@ FONT = re.compile(r"\\(?:(?:text|math)(?:rm|bf|it|sf|tt)?|mbox|operatorname|bold
 _ARGUMENT = r"\s*(?:\{([^{}]*)\}|([0-9]))"
 _FRACTION = re.compile(rf"\\[dt]?frac{_ARGUMENT}{_ARGUMENT}")
 _ROOT = re.compile(rf"\\sqrt{_ARGUMENT}|√(?:\{{([^{{}}]*)\}}|\(([^()]*)\)|([0-9]+|\w))")
-_RAISED = re.compile(r"([\^_])\s*\{([^{}]*)\}")
+_RAISED = re.compile(r"([\^_])\s*\{([^{}]*)\}(?=([0-9])?)")
 _STYLED = re.compile(rf"{FONT.pattern}\s*\{{([^{{}}]*)\}}")
 _SYMBOL = re.compile(rf"(?!{FONT.pattern}|\\(?:[dt]?frac|sqrt)(?![a-zA-Z]))\\([a-zA-Z]{{2,}})")
 _DEPTH = 5  # of nested braces that are resolved
@@ -20,16 +20,19 @@ _DEPTH = 5  # of nested braces that are resolved
 _CHARACTERS = tuple(
     (re.compile(pattern), text)
     for pattern, text in (
-        (r"\^\s*\{?\s*\\circ(?![a-zA-Z])\s*\}?|\\degree(?![a-zA-Z])", "°"),
+        (r"\^\s*(?:\{\s*)?\\circ(?![a-zA-Z])\s*\}?|\\degree(?![a-zA-Z])", "°"),
         (r"\\(?:left|right)(?![a-zA-Z])|\\[!()\[\]]", ""),
-        (r"\\(?:qquad|quad)(?![a-zA-Z])|\\[,;:\s]|~", " "),
+        (r"\\(?:qquad|quad)(?![a-zA-Z])|\\[,;:\s]|(?<=[\w)\]}.,;:!?%$])~(?=[\w\\{$])", " "),  # but "~P" is "not P"
         (r"\{([,.:])\}", r"\1"),
     )
 )
 _ESCAPED = re.compile(r"\\([%$#&_{}])")
-_INDEX = re.compile(r"(?:(?<=[A-Z])|(?<=[A-Z][a-z]))_(?=[0-9])")  # as of H_2O
-# Blanks that mean nothing: beside marks, and before a unit. "3, 4" stays another text than the number "3,4".
-_BLANK = re.compile(r"(?<=[^\w,]) |(?<=\D,) | (?=\W)|(?<=[0-9]) (?=[^\W\d_])")
+_INDEX = re.compile(r"(?:(?<=[A-Z])|(?<=[A-Z][a-z]))_(?=[0-9]{1,3}(?![0-9a-z_]))")  # as of H_2O, not of IMG_2031
+# Blanks that mean nothing: beside marks, and before a unit. "3, 4" stays another text than the number "3,4", and "1 -2"
+# another than "1-2".
+_BLANK = re.compile(
+    r"(?<=[^\w,]) |(?<=\D,) |(?<![0-9]) (?=\W)|(?<=[0-9]) (?=[^\w\s])(?![-+−]?\.?[0-9])|(?<=[0-9]) (?=[^\W\d_])"
+)
 
 
 def as_text(text: str) -> str:
@@ -52,7 +55,7 @@ def in_one_line(text: str) -> str:
     for _ in range(_DEPTH):
         before = text
         text = _STYLED.sub(r"\1", text)
-        text = _RAISED.sub(lambda found: found[1] + _grouped(found[2]), text)
+        text = _RAISED.sub(lambda found: found[1] + _grouped(found[2]) + " " * bool(found[3]), text)
         text = _ROOT.sub(lambda found: f" sqrt({_arguments(found)[0].strip()})", text)
         text = _FRACTION.sub(_fraction, text)
         if text == before:

@@ -23,11 +23,13 @@ _INTRODUCED = re.compile(
     r"|\bI(?:\s+would|'d)?\s+choose(?=\W{1,4}(?:(?:option|choice)\W{1,4})?(?-i:[A-Z])\b)",
     re.IGNORECASE,
 )
-_IS_RIGHT = r"\W{1,4}(?:is|must\s+be)\s+(?:the\s+)?(?:correct|right|answer)\b"
+_IS = r"\W{1,4}(?:is|must\s+be)\s+"
+_IS_RIGHT = rf"{_IS}(?:the\s+)?(?:correct|right|answer)\b"
+_IS_ANSWER = rf"{_IS}(?:(?:the\s+)?correct|the\s+(?:[a-z]+\s+)?answer)\b"  # but "A is right angled"
 _RIGHT_OPTION = re.compile(  # "option B is correct", "Thus, B is correct", "Therefore, B."
     rf"\b(?:(?i:option|choice)\W{{1,4}}(?P<named>[A-Z]){_IS_RIGHT}"
     r"|(?i:hence|thus|therefore|so)\W{1,4}(?i:(?:the\s+)?(?:correct\s+)?(?:option|choice|answer)\W{1,4})?"
-    rf"(?P<concluded>[A-Z])(?:{_IS_RIGHT}|[.!*)\s]*$))",
+    rf"(?P<concluded>[A-Z])(?:{_IS_ANSWER}|[.!*)\s]*$))",
     re.MULTILINE,
 )
 _PLAIN = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|\.[0-9]+"
@@ -43,7 +45,11 @@ _LETTER = re.compile(r"\(([A-Za-z])\)")
 _LEAD = r"[\s:(]*(?:(?:the\s+)?(?:correct\s+)?(?:option|choice|answer)\b[\s:(]*)?"
 _FIRST_LETTER = re.compile(rf"(?i:{_LEAD})([A-Z])\s*(?:[).:,]|$)")
 _LONE_LETTER = re.compile(rf"(?i:{_LEAD})([A-Z])\s")
-_ENDS = r"(?!\w|\.[0-9]|\s*(?:[\^/\\]|sqrt\())"  # behind an option: it is no part of a longer number or formula
+# Behind an option, and behind one that ends as a number or formula does: it is no part of a longer number or formula.
+_ENDS = r"(?!\w|\.[0-9]|\s*(?:[\^√×·⋅π]|sqrt\())"
+_FORMULA_ENDS = r"(?!\s*(?:/|\\(?!\\?\s*$)))"
+_FORMULA = re.compile(r"(?:[0-9]|[)\]}]|(?<![^\W\d_])[^\W\d_])$")
+_FACTOR = re.compile(r"\\(times|cdot|div|pi|alpha|beta|gamma|theta|lambda|omega|phi)(?![a-zA-Z])")
 _LIST = re.compile(r"\[[^\[\]]*\]")
 
 
@@ -82,12 +88,12 @@ def direct(text: str, wanted: Wanted, *, quoted: bool = False) -> str | None:
 def by_rule(text: str, wanted: Wanted) -> str | None:
     """Return the answer in a text: from its last box, else from the text behind its last "answer is" or a similar
     phrase, else the letter in its last "option B is correct" or "Therefore, B.", else from its last line. If none of
-    them holds an answer, a box with a digit counts as the nearest option; otherwise the result is None."""
-    for part, introduced in _places(text):
+    them holds an answer, a box with a digit counts as the nearest option (`_nearest`); otherwise the result is None."""
+    for part, introduced in _places(text, wanted.choices):
         if (answer := _read(part, wanted, introduced)) is not None:
             return answer
     box = last_box(text) or ""
-    return _nearest(box, wanted.choices) if wanted.choices and re.search("[0-9]", box) else None
+    return _nearest(box, wanted.choices) if re.search("[0-9]", box) else None
 
 
 def normalise(extraction: str, wanted: Wanted) -> str | None:
@@ -127,14 +133,14 @@ def _choice(extraction: str, choices: Sequence[str]) -> str:
     return min(choices, key=lambda choice: distance(extraction, choice))
 
 
-def _places(text: str) -> Iterator[tuple[str, bool]]:
+def _places(text: str, choices: Sequence[str]) -> Iterator[tuple[str, bool]]:
     """Yield pairs: a part of a text that may hold the answer, and whether the answer begins that part. The likeliest
     part comes first."""
     if box := last_box(text):
         yield box, True
     if ends := [match.end() for match in _INTRODUCED.finditer(text)]:
         yield text[ends[-1] :].split("\n\n")[0], True
-    if named := [match[match.lastgroup or 0] for match in _RIGHT_OPTION.finditer(text)]:
+    if named := [name for match in _RIGHT_OPTION.finditer(text) if (name := _letter(match, choices, match.lastgroup))]:
         yield named[-1], True
     if lines := text.strip().splitlines():
         yield lines[-1], False
@@ -191,13 +197,13 @@ def _option(part: str, choices: Sequence[str], introduced: bool) -> str | None:
         if first:
             return first
     named = next(filter(None, (_letter(found, choices) for found in reversed(list(_LETTER.finditer(part))))), None)
-    return named or _longest(choices, part, r"(?<![\w^])(?<![0-9][./])", re.search)
+    return named or _longest(choices, part, r"(?<![\w^√])(?<![0-9][./])(?<!sqrt\()", re.search)
 
 
-def _letter(found: re.Match[str] | None, choices: Sequence[str]) -> str | None:
-    """Return the letter in a match's first group, as a capital; None without a match or without an option of this
+def _letter(found: re.Match[str] | None, choices: Sequence[str], group: str | int | None = 1) -> str | None:
+    """Return the letter in a group of a match, as a capital; None without a match or without an option of this
     letter."""
-    letter = found[1].upper() if found else ""
+    letter = found[group or 1].upper() if found else ""
     return letter if letter and ord(letter) - ord("A") < len(choices) else None
 
 
@@ -205,7 +211,13 @@ def _longest(choices: Sequence[str], part: str, before: str, look: Callable[...,
     """Return the longest option that occurs in a text; None without one. before: a regular expression that must match
     just before the option. look: `re.match` (at the beginning of the text) or `re.search` (anywhere)."""
     line = in_one_line(part)
-    there = [choice for choice in choices if look(before + _pattern(choice) + _ENDS, line, re.IGNORECASE)]
+    factors = "|".join(sorted(set(_FACTOR.findall(part))))  # the words "5 times" are no formula
+    ends = _ENDS + (rf"(?!\s*(?:{factors})\b)" if factors else "")
+    there = [
+        choice
+        for choice in choices
+        if look(before + _pattern(choice) + ends + _FORMULA_ENDS * bool(_FORMULA.search(choice)), line, re.IGNORECASE)
+    ]
     return max(there, key=len, default=None)
 
 
@@ -220,10 +232,16 @@ def _pattern(choice: str) -> str:
     return pattern
 
 
-def _nearest(formula: str, choices: Sequence[str]) -> str:
-    """Return the option with the smallest edit distance from a formula, both in one line."""
-    line = as_text(_plain(formula))
-    return min(choices, key=lambda choice: distance(line, as_text(_plain(choice))))
+def _nearest(formula: str, choices: Sequence[str]) -> str | None:
+    """Return the option with the smallest edit distance from a formula, both in one line. The result is None if no
+    option has a digit, or if this option is a part of the formula and the rest is no unit such as "cm"."""
+    if not any(re.search("[0-9]", choice) for choice in choices):
+        return None
+    plain = _plain(formula)
+    line, lines = as_text(plain), [as_text(_plain(choice)) for choice in choices]
+    nearest = min(range(len(lines)), key=lambda index: distance(line, lines[index]))
+    unit = re.fullmatch(rf"\s*{re.escape(lines[nearest])}[^\W\d_]{{2,}}\s*", plain)
+    return choices[nearest] if unit or lines[nearest] not in line else None
 
 
 def _listed(part: str) -> str | None:

@@ -2,8 +2,8 @@
 
 lm-eval makes documents and prompts with its own seeds, and its own filters and metrics score every answer alone. The
 headline score is the first metric that is a mean over answers and is higher for better answers, under the first filter
-that does not vote over several answers. Unlike lm-eval, kvbench scores the text behind a thinking block, and asks
-without thinking by default: the tasks allow few new tokens, and their stop strings would end a block.
+that does not vote over several answers. Unlike lm-eval, kvbench asks without thinking by default: the tasks allow few
+new tokens, and their stop strings would end a thinking block. In the style `plain`, the text behind a block is scored.
 docs/lm-eval.md says what is not run this way.
 """
 
@@ -116,7 +116,8 @@ class LMEvalTask(Task):
     def score(self, doc: Doc, output: Output) -> Score:
         task = _scorer(self.known_as, pickle.dumps(dict(self._first)))
         metric, filters = _metric(task, self.name), _filters(task.config, self.name)
-        instance = _instance(self.known_as, doc.reference, shown(output))
+        text = shown(output) if BEHIND in self._marks else output.text
+        instance = _instance(self.known_as, doc.reference, text)
         results: dict[str, Any] = {}
         for ensemble in filters:
             ensemble.apply([instance])

@@ -281,7 +281,9 @@ def test_cells_with_one_name_are_told_apart(side, rows) -> None:
     other = "gkv at 48 on walk (interval 64, seed 1)"
     assert [plan.cell for plan in planning.plans(new, Policy(margin=0.05))][:3] == [*names, other]
     tables = Comparison.make(compare(base, new, NONE))
-    assert tables.data()["new_only"] == [{"cell": other, "model": "tiny", "interval": 64, "seed": "1"}]
+    data = tables.data()
+    assert data["new_only"] == [other]
+    assert data["new_only_cells"] == [{"cell": other, "model": "tiny", "interval": 64, "seed": "1"}]
     assert any(f"In NEW only: {other}." in line for line in FORMATS["text"](tables).splitlines())
     assert list(mapped(compare(base, new, NONE, parse_map(["gkv=mine"]))))[1:] == [
         "--map leaves out cells of BASE: mine at 48 on walk (seed 0), mine at 48 on walk (seed 1).",

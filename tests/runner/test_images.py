@@ -458,7 +458,7 @@ def test_methods_that_cannot_have_images_are_refused_before_weights(run: Any, mo
 
 
 def test_without_a_chat_template_images_have_no_place(run: Any) -> None:
-    message = r"^task 'talks' has images, which only a chat template can place in a prompt\. Leave out --no-chat-template\.$"
+    message = r"^task 'talks' has images, which only a chat template can place .* Leave out --no-chat-template\.$"
     with pytest.raises(UserError, match=message):
         run("full", turns=(asked(WIDE),), no_chat_template=True)
     assert prompts.chat_cure(False, no_chat_template=False) == "Set chat=True in the GenSpec of the task."

@@ -36,6 +36,20 @@ from kvbench.scoring.latex import as_text
         (r"\mathrm{MgCl}_{2}", "MgCl2"),
         ("2516_8", "2516_8"),
         ("file_1", "file_1"),
+        ("IMG_2031", "IMG_2031"),
+        (r"\text{H}_{2}\text{O}", "H2O"),
+        (r"2^{3}5", "2^3 5"),
+        (r"2^{35}", "2^35"),
+        (r"a_{1}2", "a_1 2"),
+        (r"x^{n+1}5", "x^(n+1)5"),
+        ("1 -2 3", "1 -2 3"),
+        ("1-2 3", "1-2 3"),
+        ("1 - 2", "1-2"),
+        ("1 .5", "1 .5"),
+        ("~P", "~P"),
+        ("p & ~q", "p&~q"),
+        (r"12~\text{cm}", "12cm"),
+        ("$x$~and", "$x$and"),
         (r"\d+", r"\d+"),
         (r"\frac{1}{", r"\frac{1}{"),
         ("", ""),
@@ -48,3 +62,5 @@ def test_latex_as_plain_text(latex: str, text: str) -> None:
 def test_hostile_texts_take_no_time() -> None:
     for piece in (r"\text{", r"\frac{1}{2", r"\sqrt ", "^ {", "√(", "~ ", "{", "{,"):
         as_text(piece * 20_000)
+    for start in ("^", "^{", "_", r"\frac", r"\sqrt", r"\text", "1"):
+        as_text(start + " " * 200_000)

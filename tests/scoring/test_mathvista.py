@@ -16,6 +16,7 @@ ROOT = Wanted(r"5 \sqrt { 3 }", "text", None, ("5", r"5 \sqrt { 3 }", "10"))
 RATIO = Wanted(r"\frac { 4 } { 5 }", "text", None, ("4", r"\frac { 3 } { 5 }", r"\frac { 4 } { 5 }"))
 LENGTH = Wanted("10√{3}cm", "text", None, ("5cm", "10cm", "10√{3}cm", "20cm"))
 POWER = Wanted("x^2", "text", None, ("x", "x^2", "3", "5"))
+FIVE = Wanted("5", "text", None, ("5", "25"))
 TOWN = Wanted("New York", "text", None, ("York", "New York"))
 
 
@@ -173,6 +174,22 @@ def test_answers_that_need_no_extraction(text: str, wanted: Wanted, quoted: str 
         ("Therefore, C.\n\nI am sure.", SIDES, "C"),
         ("So C = 5 is small", SIDES, None),
         ("Therefore, I.", SIDES, None),
+        ("Option C is correct.\n\nSo, I", SIDES, "C"),
+        ("So C is right angled, and D is too", SIDES, None),
+        ("So C is the right answer, I think", SIDES, "C"),
+        ("So C is the correct option, I think", SIDES, "C"),
+        (r"The answer is 5 \\", ROOT, "5"),
+        ("The answer is 5 \\", ROOT, "5"),
+        ("The answer is 5/8", ROOT, None),
+        ("The answer is yes/true.", YES, "Yes"),
+        ("The answer is New York\n/ York", TOWN, "New York"),
+        ("The answer is 5 times.", ROOT, "5"),
+        *(
+            (rf"So it is $\boxed{{{formula}}}$.", FIVE, None)
+            for formula in (r"5\pi", r"\sqrt{5}", r"5 \times 10^3", "5×10", "5x", "5.7", "√5", r"5\sqrt{x}")
+        ),
+        *((rf"\boxed{{{length}}}", ROOT, "5") for length in ("5cm", r"5\text{cm}", r"5\,\mathrm{cm}")),
+        (r"\boxed{7}", YES, None),
     ],
 )
 def test_extraction_by_rule(text: str, wanted: Wanted, answer: str | None):
@@ -191,7 +208,7 @@ def test_hostile_texts_take_no_time():
     long = "answer is " * 20_000 + "[" * 20_000 + "1" * 20_000
     assert by_rule(long, LIST) is None
     assert by_rule(long, COUNT) is not None
-    wordings = ("answer is (the ", "option C ", "I choose  ", "so C x ", "so C,  ")
+    wordings = ("answer is (the ", "option C ", "I choose  ", "so C x ", "so C,  ", "so C is the a ")
     for piece in ("\\text{", "\\frac{1}{2", "^ ", "1,", "- ", *wordings):
         assert by_rule(piece * 20_000, SIDES) is None
         by_rule(piece * 20_000, COUNT)

@@ -202,6 +202,14 @@ def test_the_text_behind_a_thinking_block_is_scored(folder, text, thinking, valu
     assert task.score(doc, replace(answer(text), thinking=thinking)).value == value
 
 
+def test_raw_prompts_keep_the_score_of_lm_eval(folder):
+    """It reads the whole text, with a stray closing tag too."""
+    task = get_task("lm_eval:gsm8k_cot_llama")
+    (doc,) = task.docs(folder("gsm8k_cot_llama", [{"question": "2 + 2?", "answer": "#### 4"}]))
+    assert task.score(doc, answer("The final answer is 4.</think>\n\nSo that is it.")).value == 1.0
+    assert "answer-behind-thinking" not in task.version
+
+
 def test_votes_over_several_answers_are_left_out(folder):
     task = get_task("lm_eval:gsm8k_cot_self_consistency")
     (doc,) = task.docs(folder("gsm8k_cot_self_consistency", rows(1)))

@@ -64,6 +64,23 @@ class TestOutcomes:
             program = f"import io, pathlib\nwith {expression} as stream:\n    print([*stream])"
             assert run(tier, program, b"a\nb", prelude="from io import *").stdout == b"['a\\n', 'b']\n"
 
+    def test_open_leaks_no_descriptor_and_is_no_method(self, tier: Tier) -> None:
+        program = """
+        import os
+        class Streams:
+            source = open
+        for mode in ("zz", "zz", "r"):
+            try:
+                with Streams().source("/dev/stdin", mode) as stream:
+                    print(stream.fileno())
+            except ValueError as error:
+                print(error)
+        print(os.dup(0))
+        """
+        lines = run(tier, program, b"a").stdout.decode().splitlines()
+        assert lines[:2] == ["invalid mode: 'zz'"] * 2
+        assert lines[2] == lines[3]
+
     @pytest.mark.parametrize(
         ("program", "status"),
         [

@@ -9,6 +9,7 @@ import _sitebuiltins
 import atexit
 import builtins
 import contextlib
+import functools
 import gc
 import io
 import os
@@ -35,8 +36,8 @@ def setup(options: dict[str, Any]) -> None:
 
 def main(program: str, ask: Callable[[], bytes | None], tell: Callable[[bytes], None]) -> int:
     sys.modules["__main__"] = _main
-    io.open = builtins.open = _open
-    current = {"stdin": sys.stdin, "stdout": sys.stdout, "stderr": sys.stderr, "open": _open}
+    io.open = builtins.open = functools.partial(_open)  # in a class body, a function would become a method
+    current = {"stdin": sys.stdin, "stdout": sys.stdout, "stderr": sys.stderr, "open": io.open}
     for name in current.keys() & _main.__dict__.keys():  # a prelude imported those of the driver
         setattr(_main, name, current[name])
     code = 0
@@ -53,8 +54,9 @@ def main(program: str, ask: Callable[[], bytes | None], tell: Callable[[bytes], 
 
 
 def _open(file: Any, *arguments: Any, **named: Any) -> Any:
-    is_stdin = isinstance(file, (str, os.PathLike)) and os.fspath(file) in STDIN
-    return _opened(os.dup(0) if is_stdin else file, *arguments, **named)
+    if isinstance(file, (str, os.PathLike)) and os.fspath(file) in STDIN:
+        named["opener"] = lambda path, flags: os.dup(0)  # called after the other arguments are checked
+    return _opened(file, *arguments, **named)
 
 
 def _end() -> int:
