@@ -134,7 +134,7 @@ class Registry(Generic[T]):
 
     def modules(self) -> set[str]:
         """Return the names of the modules in which the members known so far are defined."""
-        return {getattr(member, "__module__", "") for member in self._members.values()} - {""}
+        return {getattr(member, "__module__", None) or "" for member in self._members.values()} - {""}
 
     def aliases(self, name: str) -> list[str]:
         return sorted(a for a, n in self._aliases.items() if n == name)

@@ -27,6 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from kvbench.eviction import returned
 from kvbench.eviction.api import Allocation, ScoreOut, option
 from kvbench.eviction.delegate import Wrapper, check_base, delegate
 from kvbench.eviction.options import OptionError
@@ -114,7 +115,7 @@ class AdaKV(Wrapper):
         even = view.seen.new_full(view.seen.shape, view.budget * view.positions.shape[1])
         if self.inner.uniform:
             return even
-        quotas = self.inner.quotas(allocation_of([view], [out]))
+        quotas = returned.quotas_of(self.inner, allocation_of([view], [out]))
         return even if quotas is None else view.per_row(quotas).sum(dim=-1)
 
     def _counts(

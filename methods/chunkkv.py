@@ -24,6 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvbench.errors import quote
+from kvbench.eviction import returned
 from kvbench.eviction.api import Allocation, ScoreOut, option
 from kvbench.eviction.delegate import Wrapper, delegate, named
 from kvbench.eviction.options import OptionError
@@ -64,7 +65,7 @@ class ChunkKV(Wrapper):
         return not self.whole
 
     def score(self, view: LayerView) -> ScoreOut:
-        out = ScoreOut.of(self.inner.score(view))
+        out = returned.scored(self.inner, "score", self.inner.score(view), view)
         score = torch.where(view.valid, out.score.float(), float("-inf"))
         must = view.valid & ~competing(self, view)
         rank = run_ranks(score, view.positions, view.valid, must, self.chunk, view.longest)

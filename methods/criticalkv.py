@@ -32,6 +32,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from kvbench.eviction import returned
 from kvbench.eviction.api import Column, Method, Needs, ScoreOut, option
 from kvbench.eviction.delegate import check_base, delegate, wrapped
 from kvbench.eviction.new_tokens import NewTokens
@@ -88,7 +89,7 @@ class CriticalKV(Method):
         return given | {VALUE_NORM.name: projected_norms(new)}
 
     def score(self, view: LayerView) -> ScoreOut:
-        out, free = ScoreOut.of(self.inner.score(view)), competing(self, view)
+        out, free = returned.scored(self.inner, "score", self.inner.score(view), view), competing(self, view)
         votes = torch.where(free, out.score.float(), 0.0)
         first = keep_mask(votes, view.positions, view.valid, view.valid & ~free, self._first(view, out, free))
         votes = votes - torch.where(votes.isfinite(), votes, 0.0).amin(dim=(1, 2), keepdim=True)
@@ -100,7 +101,7 @@ class CriticalKV(Method):
         """Return how many entries of each head stage 1 keeps, protected entries included, [b, Hk] int64. out: the
         base's scores; free: mask of the entries that are not protected."""
         held = view.held()
-        quotas = None if self.inner.uniform else self.inner.quotas(allocation_of([view], [out]))
+        quotas = None if self.inner.uniform else returned.quotas_of(self.inner, allocation_of([view], [out]))
         kept = held.clamp(max=view.budget) if quotas is None else view.per_row(quotas)
         least = max(1, int(view.budget * self.floor_alpha)) if self.ada else 0
         count = (kept.double() * self.rho).long().clamp(min=least)

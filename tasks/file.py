@@ -32,6 +32,7 @@ from kvbench.task import IMAGE, DataSource, Doc, GenSpec, Image, Output, Score, 
 from kvbench.taskkit.prompts import STYLES
 from kvbench.taskkit.rows import reasoning
 
+LONGEST = 50  # digits; an output may repeat a number thousands of times
 SHOWN = 5  # how many of a file's problems the error message lists
 MEDIA = re.compile(r"(?<![a-z])(images?|img|pictures?|photos?|videos?|audios?)(?![a-z])", re.I)  # in names of fields
 _OPERATOR = re.compile(r"[+*/^=_\\]|-.*[a-z]|[a-z].*-")  # "A-B-C" may be an order
@@ -44,7 +45,7 @@ _TEXTS = tuple((field, False, False) for field in ("context", "system", "answer_
 
 @tasks.register("file")
 class FileTask(Task):
-    version = "5"  # 1e-05 is a number in answers too; LaTeX's markup is read with fewer mistakes
+    version = "5"  # 1e-05 is a number in answers too; LaTeX's markup does not count
     suite = "own"
     summary = "your own questions from a JSON-lines file (--task-file)"
     prompt_styles = ("default", "plain")
@@ -133,8 +134,13 @@ def value(text: str) -> Decimal | str:
 
 def decimals(text: str) -> str:
     """Return a text with its numbers in scientific notation, such as "1e-05", as plain decimals, because math-verify
-    reads the "e" as a variable."""
-    return _SCIENTIFIC.sub(lambda found: format(Decimal(found[0]), "f"), text)
+    reads the "e" as a variable. Numbers of more than `LONGEST` digits stay as they are."""
+
+    def plain(found: re.Match[str]) -> str:
+        number = Decimal(found[0])
+        return found[0] if abs(number.adjusted()) > LONGEST else format(number, "f")
+
+    return _SCIENTIFIC.sub(plain, text)
 
 
 def same_algebra(text: str, reference: str) -> bool:

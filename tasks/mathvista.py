@@ -39,7 +39,7 @@ HINTS = {
 
 @tasks.register("mathvista")
 class MathVista(Task):
-    version = "4"  # an option that is part of the formula in the box does not count; "So A is right angled"
+    version = "4"  # an option that is part of the formula in the box does not count; "So A is right angled" names none
     suite = "vision"
     summary = (
         "MathVista testmini, 1,000 questions on pictures, mathematics and charts (needs a model that reads images)"

@@ -165,7 +165,7 @@ def _expected(error: BaseException, given: Sequence[str], debug: bool) -> KVBenc
     from kvbench.config import plugins
 
     if (fault := plugins.failure(error)) is not None and isinstance(error, OSError):
-        return SetupError(f"{fault}. Repeat the command when the system allows it, or correct the file.")
+        return SetupError(f"{fault}. Remove the cause and repeat the command, or correct the file.")
     if fault is not None:
         return UserError(f"{fault}. Correct the file{'' if debug else '; --debug shows the traceback'}.")
     if isinstance(error, OSError):

@@ -131,8 +131,8 @@ class Cell:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
     """One side of a comparison. sources: the name and the number of rows of each run whose rows the side holds. For a
-    side from a baseline file, these are the runs from which the file was saved. assumed: the tasks whose main score is
-    not known to be `score`, because they are not installed and no record states it."""
+    side from a baseline file, these are the runs from which the file was saved. assumed: the tasks that are not
+    installed and whose main score no record states; `score` is taken for it."""
 
     name: str
     cells: Mapping[Key, Cell]

@@ -138,8 +138,8 @@ def needed(variance: float, margin: float, size: float, kurtosis: float, step: f
     unchanged = -math.log(ALPHA) / margin * size
     if variance == 0:  # no score varies: bound the share of all questions that may differ
         return math.ceil(max(FEWEST * size, unchanged))
-    # With fewer questions than `likely`, all scores are equal in more than 10% of comparisons (half of those that may
-    # fail), which then need as many as above.
+    # With fewer questions than `likely`, no score differs in more than 10% of comparisons (half of the 20% that may
+    # fail), and these comparisons need `unchanged` questions.
     likely = -math.log((1 - POWER) / 2) / changed * size
     fewest = math.ceil(max(FEWEST * size, min(unchanged, likely)))
     # The margin that n questions show falls as n grows. If no count suffices, the result is above MOST_QUESTIONS.
@@ -165,7 +165,7 @@ def _reach(questions: int, variance: float, size: float, kurtosis: float, step: 
     skewness that chance gives to the differences.
 
     The fall is Gaffke's (`_free_low` in `kvbench.report.stats.regression`): the weight of one more cluster is
-    exponentially distributed with the mean 1 / n. Its quantile, joined with the normal noise of the mean, is
+    exponentially distributed with the mean 1 / n. The quantile of the sum of this weight and the mean's normal noise is
     approximated by Cornish and Fisher's formula.
     """
     clusters, se = questions / size, math.sqrt(variance / questions)
@@ -196,7 +196,7 @@ def _noise(cell: Cell) -> _Noise | None:
         if not scores:
             continue
         least, most = min(scores.values()), max(scores.values())
-        mean = min(max(math.fsum(scores.values()) / len(scores), least), most)  # rounding shows no spread
+        mean = min(max(math.fsum(scores.values()) / len(scores), least), most)  # rounding adds no spread
         means.append(mean)
         sources.append(question.cluster)
         if (others := len(scores) - 1) > 0:

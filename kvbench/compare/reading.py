@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from kvbench.report.rows import Floats
 
-# Without thinking, which the hash of the prompt tells.
+# Without thinking: different thinking shows in the prompt's hash.
 ASKED = ("prompt_tokens_cut", *(name for name in BY_QUESTION if name != "thinking"))
 USED = (
     KEY,

@@ -79,7 +79,7 @@ class Progress:
         finished already."""
         self._total, self._done, self._already, self._preparing = total, done, done, ""
         self._started = self._tokens_at = self._clock()
-        # A command with many short parts calls `begin` for each of them, and must not become silent by that.
+        # A command with many short parts calls `begin` for each of them, which must not delay the next line each time.
         self._next_plain = self._next_plain or self._started + PLAIN_SECONDS
         if self._live is None and not self._silent and self._stream.isatty():
             from rich.console import Console

@@ -63,7 +63,7 @@ class DecodeSteps:
         most = cache.shape.rows if isinstance(cache, DenseCache) else cache.shape.longest
         asks = self._on_gpu and asks_indexers(setup.geometry, most)
         if asks and backend != "torch":
-            notice(f"decode steps attend without {backend}: indexers choose among the entries of long sequences")
+            notice(f"decode steps attend without {backend}, which cannot ask the model's indexers about long sequences")
         self._backend, self._notice = "torch" if asks else backend, notice
         compiles = self._on_gpu and compiled and not loaded.divided
         self._compiled = CompiledLayers(loaded.model, notice) if compiles else None

@@ -291,7 +291,7 @@ class Method(ABC):
     def min_budget(self) -> int:
         """Return the smallest budget with room for the protected sinks and recent tokens and for one other entry.
 
-        Raises BudgetViolation if no budget has such room.
+        Raises BudgetViolation if no sampled budget has such room.
         """
         # Protection may depend on the budget (h2o keeps budget // 2), so search for the first budget that fits. Sample
         # large and small budgets first: where none fits, the search would try every budget.

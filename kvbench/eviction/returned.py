@@ -85,8 +85,7 @@ def _check_names(method: Method, function: str, values: Any, known: Collection[s
         if name not in known:
             names = ", ".join(quote(one) for one in sorted(known)) or "none"
             raise PluginError(
-                f"{who} returns values for {quote(str(name))}, which the method declares neither in columns() nor in "
-                f"states(); known names: {names}."
+                f"{who} returns values for {quote(str(name))}, which is none of its declared names: {names}."
             )
 
 

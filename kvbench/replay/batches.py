@@ -85,8 +85,8 @@ def _named(
 
 
 def _packed(index: int, figures: Sequence[TraceFigures]) -> dict[str, NDArray[Any]]:
-    """Return the figures of a batch's traces as arrays by name; the first axis counts the traces, whose answers have
-    one length. index: the place of method and budget in the list of all."""
+    """Return the figures of a batch's traces as arrays by name; the first axis counts the traces, which have
+    answers of equal length. index: the place of method and budget in the list of all."""
     return {f"{index}.{name}": np.stack([getattr(f, name) for f in figures]) for name in FIGURES}
 
 

@@ -55,23 +55,34 @@ def scored(
             )
             waiting.append(pool.submit(work.task, prompt.doc, output))
         columns = [rows.scored(future.result()) for future in waiting]
-    reasons = Counter(row["note"] or row["status"] for row in columns if row["score"] is None)
-    if reasons:
-        listed = few([f"{bare(reason)} ({count})" for reason, count in reasons.most_common()], 3)
-        say(
-            f"task {quote(work.task.name)}: {reasons.total()} of {counted(len(traces), 'answer')} have no score and "
-            f"count neither as right nor as wrong: {listed}."
-        )
+    _tell(work.task.name, len(traces), [row["note"] or row["status"] for row in columns if row["score"] is None], say)
     named = zip(traces, columns)
     return {(t.request.doc_id, t.sample): row["score"] == 1 for t, row in named if row["score"] is not None}
 
 
-def stored_scores(folder: Path, task: str) -> Right:
-    """Return, by question and sample, whether an answer that a run generated with the full cache has the score 1. An
-    answer without a score counts as wrong."""
+def stored_scores(
+    folder: Path, task: str, traces: Sequence[ForcedTrace], say: Callable[[str], None] = lambda text: None
+) -> Right:
+    """Return, by question and sample, whether an answer that a run generated with the full cache has the score 1.
+    Answers without a score are left out. say: as in `scored`."""
     stored = read_rows(folder)
     stored = stored[(stored["task"] == task) & (stored["method"] == "full")]
+    asked = {(t.request.doc_id, t.sample) for t in traces}
+    stored = stored[[(str(d), int(n)) in asked for d, n in zip(stored["doc_id"], stored["sample"])]]
+    unscored = stored[stored["score"].isna()]
+    _tell(task, len(traces), [n or s for n, s in zip(unscored["note"], unscored["status"])], say)
+    stored = stored[stored["score"].notna()]
     return {(str(d), int(n)): bool(s == 1) for d, n, s in zip(stored["doc_id"], stored["sample"], stored["score"])}
+
+
+def _tell(task: str, answers: int, reasons: Sequence[str], say: Callable[[str], None]) -> None:
+    """Say how many of a task's answers have no score, and why. reasons: one for each of them."""
+    if reasons:
+        listed = few([f"{bare(reason)} ({count})" for reason, count in Counter(reasons).most_common()], 3)
+        say(
+            f"task {quote(task)}: {len(reasons)} of {counted(answers, 'answer')} have no score and count neither as "
+            f"right nor as wrong: {listed}."
+        )
 
 
 def own_ratios(

@@ -19,7 +19,7 @@ from kvbench.replay.analyses.api import Analysis, Row, Study
 from kvbench.replay.batches import Result
 from kvbench.replay.batches import replay as compare
 from kvbench.replay.choices import Chosen, LeftOut, Target, plan
-from kvbench.replay.correctness import check_scorable, own_ratios, scored, stored_scores
+from kvbench.replay.correctness import Right, check_scorable, own_ratios, scored, stored_scores
 from kvbench.replay.parts import Parts
 from kvbench.replay.read_analyses import read
 from kvbench.replay.traces import ForcedTrace, answer_with_full_cache, stored_answers
@@ -53,6 +53,7 @@ class Session:
         self.rows: dict[type[Analysis], list[Row]] = {kind: [] for kind in work.kinds}
         self.left_out: list[LeftOut] = []
         self.parts = Parts()
+        self._right: dict[str, Right] = {}
 
     def run(self) -> None:
         """Read the answers of every task with every chosen method, and store the results in this object."""
@@ -147,6 +148,16 @@ class Session:
         traces = stored_answers(self.folder, task, loaded.tokenizer, self.inputs.context, seed, terminal.warning)
         return [t for t in traces if sample in (None, t.request.doc_id)][: self.work.most]
 
+    def _rights(self, name: str, task: TaskWork, traces: list[ForcedTrace], loaded: LoadedModel) -> Right:
+        """Return which answers are right. The answers are scored once for all intervals."""
+        if name not in self._right:
+            self._right[name] = (
+                stored_scores(self.folder, name, traces, terminal.warning)
+                if self.folder
+                else scored(task, traces, loaded, terminal.warning)
+            )
+        return self._right[name]
+
     def _analyse(
         self,
         name: str,
@@ -156,9 +167,7 @@ class Session:
         interval: int,
         chosen: Sequence[Chosen],
     ) -> None:
-        right = {}
-        if self.scores:
-            right = stored_scores(self.folder, name) if self.folder else scored(task, traces, loaded, terminal.warning)
+        right = self._rights(name, task, traces, loaded) if self.scores else {}
         decode = loaded.tokenizer.decode
         own = own_ratios(self.folder, name, chosen, interval) if self.scores and self.folder else {}
         study = Study(task=name, traces=traces, interval=interval, text=decode, right=right, own=own)

@@ -1,8 +1,8 @@
 """Gets the traces that a replay reads: answers that the model, with the full cache, generates now or has generated in
 an earlier run.
 
-Questions with several turns are left out. In both cases an answer depends on task, model, sampling settings and seed,
-but not on the methods under which it is replayed.
+A fresh or a stored answer depends on task, model, sampling settings and seed, but not on the methods under which it is
+replayed. Questions with several turns are left out.
 """
 
 from __future__ import annotations
@@ -63,10 +63,9 @@ def answer_with_full_cache(
     """Let the model answer every question of a task once. Return the answers in the order of the questions.
 
     The task's sampling settings apply. Questions that are too long or have several turns, and answers that failed, are
-    left out. say: called
-    with a message about what is left out. on_read: called after each answer with "", 1, and the number of its tokens.
-    parts: has the answers if an earlier command finished them. Raises UserError if every question has several turns or
-    does not fit the model's context.
+    left out. say: called with a message about what is left out. on_read: called after each answer with "", 1, and the
+    number of its tokens. parts: has the answers if an earlier command finished them. Raises UserError if every question
+    has several turns or does not fit the model's context.
     """
     single = [p for p in work.prompts if not p.talk]
     if work.prompts and not single:

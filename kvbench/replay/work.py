@@ -24,7 +24,7 @@ class Work:
     most: int | None  # most answers per task to take from the run; None: all
     kinds: list[type[Analysis]]  # analyses to make; empty: compare methods instead
     sample: str | None  # id of the only question to read; None: all questions
-    out: Path | None = None  # folder for the tables and, until they are written, for what is finished
+    out: Path | None = None  # folder for the tables and, until they are written, for finished parts
 
     @property
     def attention(self) -> bool:

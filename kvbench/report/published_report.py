@@ -90,7 +90,7 @@ class PublishedTable:
         parts = {line.printed.source: line.printed.part for line in self.lines if line.printed.part is not None}
         notes += [
             f"{source}: only {part} of the benchmark's questions were asked. Scores on other questions may differ by "
-            "more than the draw of answers, so within both is empty."
+            'more than the draw of answers, so "within both" is empty.'
             for source, part in parts.items()
         ]
         if self.lacking:

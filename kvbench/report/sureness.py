@@ -64,7 +64,7 @@ def _out_of_reach(family: Sequence[Against]) -> list[str]:
         lines.append(
             f"{_comparisons(len(over))} too little room for a drop: {least.baseline} scores "
             f"{least.paired.mean_b:.3f}{above}, and only a drop of {least.judged.smallest_drop:.3f} or more is found "
-            "with 80% power. Where none is found, the verdict is cannot tell."
+            'with 80% power. Otherwise the verdict is "cannot tell".'
         )
     never = [a for a in family if math.isnan(a.judged.smallest_drop) and a.paired.test != "none"]
     if never:

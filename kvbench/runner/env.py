@@ -99,7 +99,7 @@ def code_hash() -> str:
 
 
 def _python(folder: str, names: list[str]) -> list[Path]:
-    return [Path(folder, name) for name in names if name.endswith(".py")]
+    return [Path(folder, name) for name in names if name.endswith(".py") and not name.startswith(".")]
 
 
 def processor() -> str:

@@ -208,7 +208,7 @@ class TaskWork:
                     "prompt_tokens_cut": prompt.cut,
                     "multi_turn_cache": prompt.multi_turn_cache,
                 }
-                key = row_key(identity | revision)  # with the task's thinking; the prompt's hash tells the question's
+                key = row_key(identity | revision)  # has the task's thinking; the prompt's hash tells questions apart
                 own = identity | {"thinking": prompt.thinks}
                 planned.append(PlannedRow(key=key, prompt=prompt, sample=sample, identity=own))
         return planned

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 
-# Commands around a text.
 FONT = re.compile(r"\\(?:(?:text|math)(?:rm|bf|it|sf|tt)?|mbox|operatorname|boldsymbol)(?![a-zA-Z])")
 _ARGUMENT = r"\s*(?:\{([^{}]*)\}|([0-9]))"
 _FRACTION = re.compile(rf"\\[dt]?frac{_ARGUMENT}{_ARGUMENT}")
@@ -70,7 +69,7 @@ def _arguments(found: re.Match[str]) -> list[str]:
 
 def _fraction(found: re.Match[str]) -> str:
     above, below = map(str.strip, _arguments(found))
-    product = re.fullmatch(r"[\w\s.^()]*", above)  # its parentheses would not matter
+    product = re.fullmatch(r"[\w\s.^()]*", above)  # a product needs no parentheses
     return f" {above if product else f'({above})'}/{_grouped(below)} "
 
 

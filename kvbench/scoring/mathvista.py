@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
 
 from kvbench.scoring.boxed import last_box
 from kvbench.scoring.latex import as_text, in_one_line
@@ -25,7 +26,9 @@ _INTRODUCED = re.compile(
 )
 _IS = r"\W{1,4}(?:is|must\s+be)\s+"
 _IS_RIGHT = rf"{_IS}(?:the\s+)?(?:correct|right|answer)\b"
-_IS_ANSWER = rf"{_IS}(?:(?:the\s+)?correct|the\s+(?:[a-z]+\s+)?answer)\b"  # but "A is right angled"
+_IS_ANSWER = (  # not "A is right angled"
+    rf"{_IS}(?:(?:(?:the\s+)?correct|the\s+(?:[a-z]+\s+)?(?:answer|option|choice))\b|right\b(?=\s*(?:[.!,;*)]|$)))"
+)
 _RIGHT_OPTION = re.compile(  # "option B is correct", "Thus, B is correct", "Therefore, B."
     rf"\b(?:(?i:option|choice)\W{{1,4}}(?P<named>[A-Z]){_IS_RIGHT}"
     r"|(?i:hence|thus|therefore|so)\W{1,4}(?i:(?:the\s+)?(?:correct\s+)?(?:option|choice|answer)\W{1,4})?"
@@ -37,6 +40,7 @@ _NUMBER = re.compile(  # a fraction or a number, but no digits of a word such as
     rf"((?<![\w)])[-−])?(?:\\[dt]?frac\s*\{{\s*({_PLAIN})\s*\}}\s*\{{\s*({_PLAIN})\s*\}}"
     rf"|(?<![\w^])(?<![0-9]\.)({_PLAIN})(?:/({_PLAIN}))?)"
 )
+_DECIMAL = re.compile(r"-?[0-9]{1,12}(?:\.[0-9]{1,12})?")
 _EXPONENT = re.compile(r"\^\s*(?:\{\s*[-−+]?[0-9]+\s*\}|[-−+]?[0-9]+)")
 _STYLED = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf)\s*\{([^{}]*)\}")
 _MARKS = re.compile(r"\\?\$|\*|\\[()\[\]]")
@@ -45,7 +49,7 @@ _LETTER = re.compile(r"\(([A-Za-z])\)")
 _LEAD = r"[\s:(]*(?:(?:the\s+)?(?:correct\s+)?(?:option|choice|answer)\b[\s:(]*)?"
 _FIRST_LETTER = re.compile(rf"(?i:{_LEAD})([A-Z])\s*(?:[).:,]|$)")
 _LONE_LETTER = re.compile(rf"(?i:{_LEAD})([A-Z])\s")
-# Behind an option, and behind one that ends as a number or formula does: it is no part of a longer number or formula.
+# What follows an option, or an option that ends like a number or formula, must not lengthen a number or formula.
 _ENDS = r"(?!\w|\.[0-9]|\s*(?:[\^√×·⋅π]|sqrt\())"
 _FORMULA_ENDS = r"(?!\s*(?:/|\\(?!\\?\s*$)))"
 _FORMULA = re.compile(r"(?:[0-9]|[)\]}]|(?<![^\W\d_])[^\W\d_])$")
@@ -234,14 +238,26 @@ def _pattern(choice: str) -> str:
 
 def _nearest(formula: str, choices: Sequence[str]) -> str | None:
     """Return the option with the smallest edit distance from a formula, both in one line. The result is None if no
-    option has a digit, or if this option is a part of the formula and the rest is no unit such as "cm"."""
+    option has a digit, or if this option is a part of the formula, unless the formula is a number that rounds to the
+    option, or the rest is a unit such as "cm" or "\\text{m}^2"."""
     if not any(re.search("[0-9]", choice) for choice in choices):
         return None
     plain = _plain(formula)
     line, lines = as_text(plain), [as_text(_plain(choice)) for choice in choices]
     nearest = min(range(len(lines)), key=lambda index: distance(line, lines[index]))
-    unit = re.fullmatch(rf"\s*{re.escape(lines[nearest])}[^\W\d_]{{2,}}\s*", plain)
-    return choices[nearest] if unit or lines[nearest] not in line else None
+    option = re.escape(lines[nearest])
+    unit = re.fullmatch(rf"\s*{option}[^\W\d_]{{2,}}\s*", plain) or re.fullmatch(
+        rf"\W*{option}\W*{_STYLED.pattern}(?:{_EXPONENT.pattern})?\W*", formula
+    )
+    fits = unit or lines[nearest] not in line or _rounds(line, lines[nearest])
+    return choices[nearest] if fits else None
+
+
+def _rounds(number: str, option: str) -> bool:
+    """Return whether both texts are decimal numbers, and `number` rounds to `option` at the option's precision."""
+    if not (_DECIMAL.fullmatch(number) and _DECIMAL.fullmatch(option)):
+        return False
+    return Decimal(number).quantize(Decimal(option), ROUND_HALF_UP) == Decimal(option)
 
 
 def _listed(part: str) -> str | None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 CELL = ("task", "method", "options", "budget", "budget_share", "interval")  # the columns that tell a run's cells apart
-SAVED = (OK, "unscored")  # statuses of rows that no further attempt replaces, beside those in FINAL
+SAVED = (OK, "unscored")  # statuses of rows with an answer, which no attempt replaces
 
 Statuses = Counter[str]  # number of rows by status
 

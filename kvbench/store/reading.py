@@ -101,7 +101,7 @@ def _planned(info: Mapping[str, Any], table: pa.Table | None) -> int | None:
     because in a complete run all cells of a task have the same number of rows.
 
     In three cases the result is the number in the record: the run is a shard, whose cells differ in their number of
-    rows; the record lists no planned cells; `table` is None, because the rows lack a column that tells cells apart.
+    rows; the record lists no planned cells; the record states no rows of cells and `table` is None.
     """
     stated: int | None = info.get("planned")
     if "shard" in info["environment"]:

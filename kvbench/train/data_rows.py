@@ -2,7 +2,7 @@
 
 Data sets on the hub name their columns in many ways. `FORMS` lists the accepted forms of a row, each with its column
 names. If a row has several forms, the first in `FORMS` counts. A column whose value is null counts as missing.
-Blank text is no error: data sets have a few blank cells among many thousand rows.
+Blank text is no error: data sets have a few blank values among many thousand rows.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class Settler(Method):
         return self.change(outs)
 
 
-UNKNOWN = "which the method declares neither in columns() nor in states(); known names: 's', 'v'."
+UNKNOWN = "which is none of its declared names: 's', 'v'."
 RESULTS: dict[str, tuple[type[Method], Change, str]] = {
     "no head": (
         Observer,
@@ -154,4 +154,20 @@ def test_the_message_names_the_method_of_a_combination_whose_result_is_wrong(loa
     method = Combined(("snapkv", "observer"), make("snapkv", {"window": 4}), wrong)
     engine = Engine(loaded, method, budget=16, interval=4, slots=1, max_tokens=60)
     with pytest.raises(PluginError, match=r"^Observer\.observe\(\) must return for column 'v'"):
+        list(engine.generate(requests((30,), (12,), 1)))
+
+
+@dataclass(frozen=True)
+class Flat(Method):
+    def score(self, view: LayerView) -> torch.Tensor:
+        return view.positions[:, :1].float()  # one head for all
+
+
+@pytest.mark.parametrize("wrapper", ["chunkkv", "criticalkv", "ada-kv"])
+def test_a_wrapper_checks_the_scores_of_its_base(loaded: LoadedModel, wrapper: str) -> None:
+    """Else the wrapper would broadcast them, and give every head the scores of the first."""
+    method = make(wrapper, {"base": "streaming-llm" if wrapper == "chunkkv" else "snapkv"})
+    method.__dict__["inner"] = Flat()
+    engine = Engine(loaded, method, budget=16, interval=4, slots=1, max_tokens=60)
+    with pytest.raises(PluginError, match=r"score\(\) must return a tensor \[b, Hk, N\] = "):
         list(engine.generate(requests((30,), (12,), 1)))

@@ -177,6 +177,8 @@ def test_answers_that_need_no_extraction(text: str, wanted: Wanted, quoted: str 
         ("Option C is correct.\n\nSo, I", SIDES, "C"),
         ("So C is right angled, and D is too", SIDES, None),
         ("So C is the right answer, I think", SIDES, "C"),
+        ("So C is right.", SIDES, "C"),
+        ("Thus, C must be the right choice here", SIDES, "C"),
         ("So C is the correct option, I think", SIDES, "C"),
         (r"The answer is 5 \\", ROOT, "5"),
         ("The answer is 5 \\", ROOT, "5"),
@@ -188,7 +190,10 @@ def test_answers_that_need_no_extraction(text: str, wanted: Wanted, quoted: str 
             (rf"So it is $\boxed{{{formula}}}$.", FIVE, None)
             for formula in (r"5\pi", r"\sqrt{5}", r"5 \times 10^3", "5×10", "5x", "5.7", "√5", r"5\sqrt{x}")
         ),
-        *((rf"\boxed{{{length}}}", ROOT, "5") for length in ("5cm", r"5\text{cm}", r"5\,\mathrm{cm}")),
+        *(
+            (rf"\boxed{{{length}}}", ROOT, "5")
+            for length in ("5cm", r"5\text{cm}", r"5\,\mathrm{cm}", r"5\text{m}", r"5\text{cm}^2", "5.0", "4.96")
+        ),
         (r"\boxed{7}", YES, None),
     ],
 )

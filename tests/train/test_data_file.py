@@ -326,12 +326,12 @@ def said(*texts):
 @pytest.mark.parametrize(
     ("row", "without"),
     [
-        ({"question": "", "context": "cod 31", "response": "31"}, {"data", "model"}),
-        ({"text": "\n"}, {"data", "model"}),
-        ({"messages": said("cod?", " ", "bow?", "46")}, {"data", "model"}),
-        ({"messages": said("cod?", "")}, {"data"}),
-        ({"prompt": said("cod?"), "completion": "<think>\n"}, {"data"}),
-        ({"question": "cod?", "output": "\n"}, {"data"}),
+        ({"question": "", "context": "cod 31", "response": "31"}, ("data", "model")),
+        ({"text": "\n"}, ("data", "model")),
+        ({"messages": said("cod?", " ", "bow?", "46")}, ("data", "model")),
+        ({"messages": said("cod?", "")}, ("data",)),
+        ({"prompt": said("cod?"), "completion": "<think>\n"}, ("data",)),
+        ({"question": "cod?", "output": "\n"}, ("data",)),
     ],
     ids=str,
 )

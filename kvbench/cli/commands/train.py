@@ -100,7 +100,7 @@ OWN = (
     declare("plugin", Plugins),
     declare("seed", Annotated[str, typer.Option("--seed", metavar="N", help="Seed of data and weights.")], "0"),
     declare("device", Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda.")], "auto"),
-    option("dry_run", bool, "Print the plan, its tokens and the memory it takes; load no weights.", default=False),
+    option("dry_run", bool, "Print the training's plan, tokens and memory; load no weights.", default=False),
     option("gpu_memory", Text, "With --dry-run: plan for a GPU with this memory, like 80GB.", metavar="SIZE"),
     option("processes", Text, "With --dry-run: plan for N processes, each with its own GPU.", metavar="N"),
     option("plot", Text, "Folder for figures of the training log, SVG and PDF.", metavar="DIR"),

@@ -140,7 +140,7 @@ class IndexerHooks:
         return [*handles, model.register_forward_hook(end)] if layers else []
 
     def _mask(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Give an attention layer a mask without elements, because its code takes a part of the mask."""
+        """Give an attention layer a mask without elements, because its code slices the mask."""
         return args, kwargs | {"attention_mask": torch.empty(1, 1, 1, 0)}
 
     def _before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -149,7 +149,7 @@ class IndexerHooks:
         del inputs["self"]
         b, t = inputs["hidden_states"].shape[:2]
         cache = inputs.get("past_key_values")
-        empty = cache if isinstance(cache, _Empty) else _Empty()  # of an outer routing
+        empty = cache if isinstance(cache, _Empty) else _Empty()  # of an outer `route` block
         nothing = {"attention_mask": inputs["hidden_states"].new_zeros(b, t, 0), "past_key_values": empty}
         self._inputs[id(module)] = inputs | nothing
         return (), self._inputs[id(module)]

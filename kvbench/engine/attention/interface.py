@@ -95,7 +95,7 @@ class AttentionCall:
         if self.indexer is None:
             return grouped_attention(query, keys, read, bias, **how, sums=sums)
         chosen = self.indexer.hide(values if self.latent else self.indexer.key, bias)
-        if sums is not None and chosen is not bias:  # methods see attention to all entries, as from stored queries
+        if sums is not None and chosen is not bias:  # methods see attention to all entries, chosen or not
             grouped_attention(query, keys, read, bias, **how, sums=sums)
             sums = None
         return grouped_attention(query, keys, read, chosen, **how, sums=sums)

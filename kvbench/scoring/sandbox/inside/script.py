@@ -1,8 +1,8 @@
 """A harness that runs a program as a script, with standard input and output, after an optional prelude.
 
 It defines `exit` and `quit`, because Python runs without the module `site`, which usually defines them. A box has no
-/dev/stdin: `open` takes its name for descriptor 0, which the program may read anyway. The exit code
-is that of the program, or `MEMORY` after a MemoryError.
+/dev/stdin: `open` opens descriptor 0 for this name, which the program may read anyway. The exit code is that of the
+program, or `MEMORY` after a MemoryError.
 """
 
 import _sitebuiltins
@@ -36,7 +36,7 @@ def setup(options: dict[str, Any]) -> None:
 
 def main(program: str, ask: Callable[[], bytes | None], tell: Callable[[bytes], None]) -> int:
     sys.modules["__main__"] = _main
-    io.open = builtins.open = functools.partial(_open)  # in a class body, a function would become a method
+    io.open = builtins.open = functools.partial(_open)  # unlike a function, never bound as a method
     current = {"stdin": sys.stdin, "stdout": sys.stdout, "stderr": sys.stderr, "open": io.open}
     for name in current.keys() & _main.__dict__.keys():  # a prelude imported those of the driver
         setattr(_main, name, current[name])
