@@ -6,8 +6,9 @@
     console.print(table)
 
 The widest columns are narrowed first. Cells are broken at blanks; if that is not enough, also after the hyphens,
-slashes and plus signs of a name and before its bracket; if that is not enough either, anywhere in long texts, but never
-in numbers. A table that is then still too wide is printed wider than the terminal.
+slashes and plus signs of a name and before its bracket; if that is not enough either, anywhere in texts, first of
+long words and then of all, but never in numbers. A table that is then still too wide is printed wider than the
+terminal.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from rich.measure import Measurement
 
 BETWEEN = 2  # blanks between two columns
-SHORTEST = 12  # least characters per line of a text that is broken anywhere
+SHORTEST = 12, 4  # least characters per line of a text that is broken anywhere: first choice, last choice
 UNLIMITED = 1_000_000
 # Where names may be broken: never between two digits, so that numbers and dates stay whole, nor in 1e-05.
 BREAK = re.compile(r"(?<=(?:[^\W\d_]|\))[-/+])(?<!\d[eE][-+])(?=\w)|(?<=\d[-/+])(?=[^\W\d_])|(?<=\w)(?=\()")
@@ -71,7 +73,7 @@ class Grid:
         """Return the number of characters per line of each column, so that the table fits into `room` characters if
         that is possible without breaking a number."""
         widths = self._widest(_lines)
-        for pieces in (_words, _names, _numbers):
+        for pieces in (_words, _names, *(partial(_numbers, shortest) for shortest in SHORTEST)):
             least = self._widest(pieces)
             while self._total(widths) > room and (places := [i for i, w in enumerate(widths) if w > least[i]]):
                 widths[max(places, key=widths.__getitem__)] -= 1
@@ -103,9 +105,10 @@ def _names(text: str) -> list[str]:
     return [piece for word in text.split() for piece in BREAK.split(word)]
 
 
-def _numbers(text: str) -> list[str]:
-    """Return the parts of a text that are never broken: pieces without letters, and the beginnings of other pieces."""
-    return [piece[:SHORTEST] if any(map(str.isalpha, piece)) else piece for piece in _names(text)]
+def _numbers(shortest: int, text: str) -> list[str]:
+    """Return the parts of a text that are not to be broken: pieces without letters, and the first `shortest` characters
+    of other pieces."""
+    return [piece[:shortest] if any(map(str.isalpha, piece)) else piece for piece in _names(text)]
 
 
 def _broken(cell: Any, width: int) -> Any:

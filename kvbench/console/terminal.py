@@ -17,11 +17,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from kvbench.console import streams
-from kvbench.console.grid import Grid
 from kvbench.errors import Interrupted, KVBenchError, bare
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from kvbench.console.grid import Grid
 
 NARROW = 60  # least characters per line of a table, because narrower tables are unreadable
 WIDE = 100  # characters per line if stdout is no terminal and COLUMNS is not set
@@ -95,6 +96,8 @@ def console() -> Console:
 def grid(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Grid:
     """Return an empty table with kvbench's layout. right: columns aligned at the right. whole: columns whose text is
     never broken into several lines."""
+    from kvbench.console.grid import Grid
+
     made = Grid("-" if ascii_only() else "─")
     for column in columns:
         made.add_column(column, right=column in right, whole=column in whole)

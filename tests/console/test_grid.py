@@ -45,6 +45,14 @@ def test_numbers_are_never_broken_and_names_only_where_they_must(drawn, width: i
     assert max(map(len, lines)) <= width
 
 
+def test_words_are_broken_before_a_table_grows_wider_than_the_terminal(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    terminal.table([f"column{n}" for n in range(8)], [("attention",) * 7 + ("2407.11550",)])
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 60
+    assert "2407.11550" in out
+
+
 def test_a_table_that_cannot_be_narrowed_is_wider_than_the_terminal(monkeypatch, capsys) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     numbers = tuple(f"{n}.123456789" for n in range(10))
