@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 BETWEEN = 2  # blanks between two columns
 SHORTEST = 12, 4  # least characters per line of a text that is broken anywhere: first choice, last choice
 UNLIMITED = 1_000_000
+Pieces = Callable[[str], list[str]]  # splits a text into the parts that are not to be broken
 # Where names may be broken: never between two digits, so that numbers and dates stay whole, nor in 1e-05.
 BREAK = re.compile(r"(?<=(?:[^\W\d_]|\))[-/+])(?<!\d[eE][-+])(?=\w)|(?<=\d[-/+])(?=[^\W\d_])|(?<=\w)(?=\()")
 
@@ -73,7 +74,8 @@ class Grid:
         """Return the number of characters per line of each column, so that the table fits into `room` characters if
         that is possible without breaking a number."""
         widths = self._widest(_lines)
-        for pieces in (_words, _names, *(partial(_numbers, shortest) for shortest in SHORTEST)):
+        steps: list[Pieces] = [_words, _names, *(partial(_numbers, shortest) for shortest in SHORTEST)]
+        for pieces in steps:
             least = self._widest(pieces)
             while self._total(widths) > room and (places := [i for i, w in enumerate(widths) if w > least[i]]):
                 widths[max(places, key=widths.__getitem__)] -= 1
@@ -82,7 +84,7 @@ class Grid:
     def _total(self, widths: Sequence[int]) -> int:
         return sum(widths) + BETWEEN * (len(widths) - 1)
 
-    def _widest(self, pieces: Callable[[str], list[str]]) -> list[int]:
+    def _widest(self, pieces: Pieces) -> list[int]:
         """Return for each column the width of the widest of its pieces. pieces: splits a cell into parts that are not
         to be broken; columns that stay whole are not split."""
         from rich.cells import cell_len
