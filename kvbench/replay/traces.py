@@ -105,8 +105,8 @@ def _generate(
     requests: Sequence[Request],
     on_read: Callable[[str, int, int], None],
 ) -> dict[str, tuple[int, ...]]:
-    """Return the tokens of the answers to the requests, by question; failed answers are missing. prompts: those of the
-    requests. on_read: see `answer_with_full_cache`."""
+    """Let the model answer the requests. Return the token ids of each answer, by question; failed answers are missing.
+    prompts: the prompts of the requests. on_read: see `answer_with_full_cache`."""
     batches: dict[Sampling, list[Request]] = {}
     for request in requests:
         batches.setdefault(request.sampling, []).append(request)

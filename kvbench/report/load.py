@@ -80,8 +80,8 @@ class Loaded:
     clashes: list[str] = field(default_factory=list)
 
     def progress(self, rows: Rows) -> str:
-        """Return the progress of a cell in the unfinished runs that it comes from, as in "3 of 16 rows"; empty if the
-        cell is complete. For a run that does not state the rows of its cells, the progress is that of the run."""
+        """Return how many of its planned rows a cell has, as in "3 of 16 rows", for each of its runs that lacks some of
+        them; "" for a complete cell. A run whose record does not count the rows of cells has the count of the run."""
         runs = rows.text(RUN)
         return ", ".join(
             text

@@ -93,13 +93,9 @@ def code_hash() -> str:
     """Return the SHA-256 of kvbench's own Python files, their names included."""
     package = Path(__file__).parents[1]
     found = hashlib.sha256()
-    for path in sorted(path for top, _, names in os.walk(package, followlinks=True) for path in _python(top, names)):
+    for path in sorted(package.rglob("[!.]*.py")):  # no lock files of editors
         found.update(f"{path.relative_to(package)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
     return found.hexdigest()
-
-
-def _python(folder: str, names: list[str]) -> list[Path]:
-    return [Path(folder, name) for name in names if name.endswith(".py") and not name.startswith(".")]
 
 
 def processor() -> str:

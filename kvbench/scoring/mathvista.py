@@ -49,7 +49,8 @@ _LETTER = re.compile(r"\(([A-Za-z])\)")
 _LEAD = r"[\s:(]*(?:(?:the\s+)?(?:correct\s+)?(?:option|choice|answer)\b[\s:(]*)?"
 _FIRST_LETTER = re.compile(rf"(?i:{_LEAD})([A-Z])\s*(?:[).:,]|$)")
 _LONE_LETTER = re.compile(rf"(?i:{_LEAD})([A-Z])\s")
-# What follows an option, or an option that ends like a number or formula, must not lengthen a number or formula.
+# An option does not count where the text goes on as a longer word, number or formula. The second pattern holds only for
+# options that end in a digit, a bracket or a single letter (`_FORMULA`).
 _ENDS = r"(?!\w|\.[0-9]|\s*(?:[\^√×·⋅π]|sqrt\())"
 _FORMULA_ENDS = r"(?!\s*(?:/|\\(?!\\?\s*$)))"
 _FORMULA = re.compile(r"(?:[0-9]|[)\]}]|(?<![^\W\d_])[^\W\d_])$")

@@ -108,7 +108,7 @@ class Recipe(ABC):
         self.settings = settings
 
     def draw(self, items: Sequence[T], step: int) -> list[T]:
-        """Return the items of a step's batch. Each epoch goes through all items in a new random order."""
+        """Return the items of a step's batch. Every epoch uses each item once, in a new random order."""
         batch = self.settings.batch
         places = range(step * batch, (step + 1) * batch)
         orders = {}

@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from engine.test_hybrids import BUDGET, INTERVAL, LONGEST, engine, load, worst_difference
+from engine.test_latent import named
 from support import zoo
 from support.families import FAMILIES, INDEXED, SPARSE
 from support.methods import small
@@ -35,10 +36,6 @@ from kvbench.records import Sampling
 
 FAMILY = [f for f in FAMILIES if f.group == SPARSE]
 RANK, ROTARY, INDEX, TOPK, HEADS = 16, 8, 16, 8, 16
-
-
-def named(families):
-    return pytest.mark.parametrize("family", families, ids=lambda f: f.name.replace(" ", "-"))
 
 
 @pytest.fixture(scope="module")

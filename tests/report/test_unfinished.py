@@ -1,4 +1,5 @@
-"""Reports of unfinished runs: which cells lack rows, how many, and how the run is continued."""
+"""A report of an unfinished run names the cells that lack rows, counts their rows, and prints the command that
+continues the run."""
 
 from __future__ import annotations
 

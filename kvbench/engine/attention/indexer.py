@@ -169,7 +169,7 @@ def _signature(kind: Any) -> inspect.Signature:
 
 
 def scores_bytes(heads: int, size: int, t: int, n: int) -> int:
-    """Return the most bytes that the choice for t queries of one sequence among n entries takes. size: X, the numbers
-    of an index key, which the indexer converts to float32."""
+    """Return the most bytes that an indexer takes to choose among n entries for t queries of one sequence. heads: the
+    indexer's heads. size: X, the dimension of an index key; the indexer converts index keys to float32."""
     query = 4 * heads * n
     return COPIES * min(t * query, max(query, SCORES_BYTES)) + 4 * size * n + MASKS * t * n
